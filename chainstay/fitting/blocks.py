@@ -14,7 +14,6 @@ from chainstay.fitting.planner import Planner, StageSource, listed_shapes
 from chainstay.runtime.capture.blocks.calls import listed_modules, require_not_checkpointed
 from chainstay.runtime.capture.blocks.entrances import (
     close_entrance,
-    compiler_of,
     handed_to,
     open_entrance,
     run_plainly,
@@ -23,6 +22,7 @@ from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
@@ -58,8 +58,8 @@ class BlockForward:
         graphs: The graphs of its blocks.
         kinds: Kinds of calls, by training mode, autocast, and layouts of the arguments.
         known: Plans by the graphs of the blocks.
-        lists: The children of the lists that blocks are in, and of all modules around these, when
-            a plan was made last.
+        lists: The children of the lists that blocks are in, and of all modules around these, and
+            what torch.compile has made of them, when a plan was made last.
     """
 
     planner: Planner
@@ -68,7 +68,7 @@ class BlockForward:
     graphs: BlockGraphs = field(init=False)
     kinds: dict[Hashable, _Kind] = field(default_factory=dict)
     known: dict[Hashable, PlannedBlocks] = field(default_factory=dict)
-    lists: dict[nn.Module, tuple[nn.Module | None, ...]] = field(default_factory=dict)
+    lists: dict[nn.Module, tuple[object, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graphs = BlockGraphs(self.planner.name, self.device)
@@ -218,9 +218,12 @@ class BlockForward:
         )
 
 
-def _children(module: nn.Module) -> tuple[nn.Module | None, ...]:
-    """Return the modules right inside of a module, which one comparison tells from others."""
-    return tuple(module._modules.values())  # noqa: SLF001  # `children` leaves out doubles, slowly
+def _children(module: nn.Module) -> tuple[object, ...]:
+    """Return the modules right inside of a module, and what torch.compile has made of them."""
+    children = tuple(module._modules.values())  # noqa: SLF001  # `children` leaves out doubles, slowly
+    return children + tuple(
+        [vars(child).get("_compiled_call_impl") for child in children if child is not None]
+    )
 
 
 def blocks_needed(call: Call, by: StageSource) -> str:

@@ -20,6 +20,7 @@ from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.profiles import Link
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple
+from chainstay.runtime.capture.trials.compiled_calls import compiler_of, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
 from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.measures.measured import require_repeats
@@ -266,6 +267,13 @@ def require_model(model: object) -> None:
     fitted = fitted_of(model)
     if fitted is not None:
         fitted.require_in_place(model)
+    elif compiler_of(model) is not None:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} was compiled by torch.compile as one, of which no plan "
+            "can run a part again; compile its blocks one by one instead (for block in "
+            "model.layers: block.compile()), or fit the model before it is compiled"
+            f"{': model._orig_mod' if is_wrapped(model) else ''}"
+        )
     elif getattr(model, "chainstay", None) is not None:  # what a fitted model has when unpickled
         raise UnsupportedModelError(
             f"this {type(model).__name__} has an attribute named chainstay, where fit would put "

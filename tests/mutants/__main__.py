@@ -58,6 +58,8 @@ def main() -> int:
         for mutant in MUTANTS
         if not asked.words or any(word in mutant.name for word in asked.words)
     ]
+    if not chosen:
+        parser.error(f"no mutant has one of these words in its name: {' '.join(asked.words)}")
     copies: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.workers) as pool:
         for number in range(asked.workers):

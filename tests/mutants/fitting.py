@@ -81,6 +81,30 @@ _EXTRACTION: Final = (
         "unit/test_extraction_referee.py",
     ),
     Mutant(
+        "runtime/capture/trials/isolation.py",
+        "_ABSENT if compiled is None else PlainCall(compiled, module)",
+        "_ABSENT",
+        "agreement/test_fit_compiled_blocks.py",
+    ),
+    Mutant(
+        "runtime/capture/blocks/graphs.py",
+        "key = (type(call.model), call.function, compiler is not None)",
+        "key = (type(call.model), call.function)",
+        "agreement/test_fit_compiled_blocks.py::test_some_blocks_of_a_class_are_compiled",
+    ),
+    Mutant(
+        "runtime/capture/blocks/calls.py",
+        "if child in seen and not",
+        "if not",
+        "agreement/test_fit_compiled_blocks.py::test_a_part_compiled_as_one_hides_its_blocks",
+    ),
+    Mutant(
+        "fitting/blocks.py",
+        'vars(child).get("_compiled_call_impl")',
+        "None",
+        "agreement/test_fit_compiled_blocks.py::test_blocks_compiled_in_place_after_fit",
+    ),
+    Mutant(
         "runtime/capture/constant_masks.py",
         "bool((value != future).all())",
         "bool((value != future).any())",

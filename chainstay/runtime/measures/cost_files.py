@@ -33,7 +33,7 @@ from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
 from chainstay.files import write_text
 from chainstay.profiles import Skip
-from chainstay.runtime.capture.blocks.entrances import compiler_of
+from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.capture.trials.model_forward import own_forward
 from chainstay.runtime.devices.accelerator import allocator_settings
 from chainstay.runtime.devices.autocast import Autocast

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
 from chainstay.runtime.capture.cuts.stage_names import listed_children
+from chainstay.runtime.capture.trials.compiled_calls import compiler_of, outside_compiled
 from chainstay.runtime.execute.handles import present_hooks
 from chainstay.runtime.stage.states import state_bytes, tensors_in, version_of
 
@@ -118,19 +119,32 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
 def listed_modules(model: nn.Module) -> Mapping[nn.Module, tuple[str, str]]:
     """The children of the model's containers, with the paths of container and child."""
     children: dict[nn.Module, tuple[str, str]] = {}
+    seen = set(outside_compiled(model))
     for container, path, child in listed_children(model):
-        if not isinstance(child, torch.jit.ScriptModule):  # nobody can trace what is in there
+        if child in seen and not isinstance(child, torch.jit.ScriptModule):
             children.setdefault(child, (container, path))
     return children
 
 
-def scripted_blocks(model: nn.Module) -> dict[str, str]:
-    """Return the reason why children of the model's containers cannot be stages, if scripted."""
-    reason = "torch.jit.script has compiled it, so use the module that was scripted"
-    children = listed_children(model)
-    return {
-        path: reason for _, path, child in children if isinstance(child, torch.jit.ScriptModule)
-    }
+def compiled_blocks(model: nn.Module) -> dict[str, str]:
+    """Return the reason why children of the model's containers cannot be stages, if compiled."""
+    scripted = "torch.jit.script has compiled it, so use the module that was scripted"
+    hidden = (
+        "torch.compile has compiled it with the blocks inside as one; compile these one by one "
+        "instead (block.compile())"
+    )
+    seen, listed = set(outside_compiled(model)), list(listed_children(model))
+    blocks = {path for _, path, child in listed if child in seen}
+    reasons: dict[str, str] = {}
+    for _, path, child in listed:
+        if isinstance(child, torch.jit.ScriptModule):
+            reasons[path] = scripted
+        elif path not in blocks:
+            names = path.split(".")
+            around = {".".join(names[:length]) for length in range(len(names))} - blocks
+            compiled = (p for p in around if compiler_of(model.get_submodule(p)) is not None)
+            reasons.update(dict.fromkeys(compiled, hidden))
+    return reasons
 
 
 def require_not_checkpointed(around: Sequence[Callable[..., Any]] | None) -> None:

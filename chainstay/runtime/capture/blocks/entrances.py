@@ -11,12 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any
 
 import torch
 from torch import nn
 
+from chainstay.runtime.capture.trials.compiled_calls import CompiledCall, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
     restore_forward,
@@ -56,15 +58,15 @@ def open_entrance(block: nn.Module) -> None:
 
     stand_in_for(block, update_wrapper(forward, plain))
     compiled = vars(block).get("_compiled_call_impl")
-    if compiled is not None and not isinstance(compiled, _CompiledCall):
-        vars(block)["_compiled_call_impl"] = _CompiledCall(block, compiled)
+    if compiled is not None and not isinstance(compiled, CompiledCall):
+        vars(block)["_compiled_call_impl"] = _CallOrHandler(compiled, block)
 
 
 def close_entrance(block: nn.Module) -> None:
     """Leave `block` as it was."""
     restore_forward(block)
     compiled = vars(block).get("_compiled_call_impl")
-    if isinstance(compiled, _CompiledCall):
+    if isinstance(compiled, _CallOrHandler):
         vars(block)["_compiled_call_impl"] = compiled.compiled
 
 
@@ -89,7 +91,7 @@ def run_plainly(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def traced_module(block: nn.Module) -> nn.Module:
     """The module whose forward is traced: where torch.compile has wrapped one, the one inside."""
-    return block.get_submodule("_orig_mod") if "dynamo_ctx" in vars(block) else block
+    return block.get_submodule("_orig_mod") if is_wrapped(block) else block
 
 
 def traced_forward(block: nn.Module) -> Callable[..., Any]:
@@ -97,26 +99,11 @@ def traced_forward(block: nn.Module) -> Callable[..., Any]:
     return unbound_forward(block) if traced_module(block) is block else _call
 
 
-def compiler_of(block: nn.Module) -> Callable[..., Any] | None:
-    """Return the compiler that torch.compile made of its settings, if it has compiled `block`."""
-    if traced_module(block) is not block:
-        context: Callable[..., Any] = vars(block)["dynamo_ctx"]
-        return context
-    compiled = vars(block).get("_compiled_call_impl")
-    if isinstance(compiled, _CompiledCall):
-        compiled = compiled.compiled
-    if compiled is None:
-        return None
-    cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))
-    found: Callable[..., Any] = cells["self"].cell_contents
-    return found
-
-
-class _CompiledCall:
+@dataclass(eq=False)
+class _CallOrHandler(CompiledCall):
     """The call that ``block.compile()`` made, unless calls are handed over."""
 
-    def __init__(self, block: nn.Module, compiled: Callable[..., Any]) -> None:
-        self.block, self.compiled = block, compiled
+    block: nn.Module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _handler() is None or not torch.is_grad_enabled():

@@ -15,11 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chainstay.runtime.capture.blocks.entrances import (
-    compiler_of,
-    traced_forward,
-    traced_module,
-)
+from chainstay.runtime.capture.blocks.entrances import traced_forward, traced_module
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.dynamo import (
@@ -32,6 +28,7 @@ from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.capture.operators import observe_graph
 from chainstay.runtime.capture.tracing import NotRunError
 from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.capture.trials.equivalence import Trial
 from chainstay.runtime.devices.autocast import Autocast
 
@@ -67,7 +64,7 @@ class BlockGraphs:
     Attributes:
         name: The model's name, for messages.
         device: The model's device.
-        captures: The captures by class and forward of the blocks.
+        captures: The captures by class and forward of the blocks, and whether these are compiled.
     """
 
     name: str
@@ -96,7 +93,8 @@ class BlockGraphs:
         """
         args, kwargs = arguments
         call = Call(traced_module(block), args, dict(kwargs), traced_forward(block))
-        key = (type(call.model), call.function)
+        compiler = compiler_of(block)
+        key = (type(call.model), call.function, compiler is not None)
         if key not in self.captures:
             self.captures[key] = GraphCapture(call.function, GraphForward.if_trained, call.name)
         with _running(runner):
@@ -106,7 +104,7 @@ class BlockGraphs:
                 call.require_plannable()
 
             def plan(found: UnplannedGraphError) -> CapturedForward:
-                return self._planned(found, call, compiler_of(block), checked=checked)
+                return self._planned(found, call, compiler, checked=checked)
 
             return self.captures[key].capture(plan, (call.model, *args), kwargs)
 
@@ -120,7 +118,7 @@ class BlockGraphs:
     ) -> CapturedForward:
         """A new graph as one stage that this thread's runner runs, if it is the block."""
         observed = observe_graph(self.name, found.forward, found.inputs)
-        key = graph_key(observed, found.inputs, Autocast.now(self.device))
+        key = (graph_key(observed, found.inputs, Autocast.now(self.device)), compiler is not None)
         chain = cut_into_chain(observed, granularity=1, blocks=frozenset())
         if compiler is not None:
             (stage,) = chain.stages

@@ -27,11 +27,11 @@ from chainstay.runtime.capture.blocks.calls import (
     SeenTensor,
     TensorNumbers,
     choose_calls,
+    compiled_blocks,
     follows,
     listed_modules,
     record_calls,
     require_not_checkpointed,
-    scripted_blocks,
 )
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
@@ -97,7 +97,7 @@ def sample_blocks(
                     f"no blocks of {name} form a chain: none of them has a gradient in this call, "
                     "so they save nothing; train such a model without a plan (chainstay.unfit)"
                 )
-            unfit = scripted_blocks(host.model) | unfit
+            unfit = compiled_blocks(host.model) | unfit
             raise UnsupportedModelError(
                 f"no blocks of {name} form a chain: none of its lists of modules "
                 f"has two that can run again{_reasons(unfit)}; put its blocks (layers that its "

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.trials.compiled_calls import CompiledCall, PlainCall, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import (
     STOOD_IN_FOR,
     is_stand_in,
@@ -114,13 +115,16 @@ def shadow_of(model: nn.Module, stand_ins: StandIns) -> nn.Module:
 def _replaced(module: nn.Module) -> Mapping[str, object]:
     """Attributes that a shadow of `module` has otherwise: it is neither fitted nor compiled."""
     own = own_forward(module)
-    if "dynamo_ctx" in vars(module):
+    if is_wrapped(module):
         own = module.get_submodule("_orig_mod")
+    compiled = vars(module).get("_compiled_call_impl")
+    if isinstance(compiled, CompiledCall):
+        compiled = compiled.compiled
     return {
         "forward": _ABSENT if own is None else own,
         STOOD_IN_FOR: _ABSENT,
         "chainstay": _ABSENT,
-        "_compiled_call_impl": _ABSENT,
+        "_compiled_call_impl": _ABSENT if compiled is None else PlainCall(compiled, module),
     }
 
 

@@ -1,0 +1,62 @@
+"""Modules that torch.compile has compiled, in place or by a module around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(eq=False)
+class CompiledCall:
+    """Stands in a module for the call that ``module.compile()`` made of it.
+
+    Attributes:
+        compiled: That call.
+    """
+
+    compiled: Callable[..., Any]
+
+
+@dataclass(eq=False)
+class PlainCall(CompiledCall):
+    """The call of the same module without what was compiled."""
+
+    module: nn.Module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module's hooks and forward."""
+        return self.module._call_impl(*args, **kwargs)  # noqa: SLF001  # as Module.__call__ does
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether `module` is what ``torch.compile(module)`` puts around another one."""
+    return "dynamo_ctx" in vars(module)
+
+
+def compiler_of(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the compiler that torch.compile made of its settings, if it has compiled `module`."""
+    if is_wrapped(module):
+        context: Callable[..., Any] = vars(module)["dynamo_ctx"]
+        return context
+    compiled = vars(module).get("_compiled_call_impl")
+    if isinstance(compiled, CompiledCall):
+        compiled = compiled.compiled
+    if compiled is None:
+        return None
+    cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))
+    found: Callable[..., Any] = cells["self"].cell_contents
+    return found
+
+
+def outside_compiled(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of `model` whose calls no compiled code hides; compiled ones are the last.
+
+    What is inside of a compiled module is part of its code, and nobody sees it being called.
+    """
+    yield model
+    if compiler_of(model) is None:
+        for child in model.children():
+            yield from outside_compiled(child)

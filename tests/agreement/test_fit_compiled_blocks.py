@@ -1,0 +1,141 @@
+"""Models whose blocks torch.compile has compiled: what compiled code computes is what plans run.
+
+The backend here halves whatever its code gives, so that nothing that runs a block as it was before
+it was compiled goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.errors import UnsupportedModelError
+from training_conditions import Sample, differences, fit_to, recomputes, trained
+
+BLOCKS = 6
+SAMPLE = Sample((torch.linspace(-3, 5, 64 * 16).sin().reshape(64, 16),))
+
+# Dynamo looks at the gradient of whatever it is given, and tests turn warnings into errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+def halved(graph: torch.fx.GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """A backend of torch.compile."""
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        return tuple(output * 0.5 for output in graph(*inputs))
+
+    return run
+
+
+class Block(nn.Module):
+    """A block with a drawn mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Dropout(0.2))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.inner(x)
+
+
+class Model(nn.Module):
+    """Blocks in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def compiled_in_place(model: Model, numbers: Sequence[int] = range(BLOCKS)) -> Model:
+    for number in numbers:
+        model.blocks[number].compile(backend=halved)
+    return model
+
+
+def compiled_around(model: Model, numbers: Sequence[int] = range(BLOCKS)) -> Model:
+    for number in numbers:
+        block: Any = torch.compile(model.blocks[number], backend=halved)
+        model.blocks[number] = block
+    return model
+
+
+each_way = pytest.mark.parametrize("compiled", [compiled_in_place, compiled_around])
+
+
+@each_way
+@pytest.mark.parametrize("share", ["all", "60 %", "least"])
+def test_compiled_blocks_run_as_compiled(compiled: Callable[[Model], Model], share: str) -> None:
+    expected = trained(compiled(Model()), SAMPLE)
+    plan = fit_to(compiled(Model()), SAMPLE, share)
+    assert differences(trained(plan, SAMPLE), expected) == []
+    assert recomputes(plan) == (share != "all")
+
+
+@each_way
+def test_some_blocks_of_a_class_are_compiled(compiled: Callable[..., Model]) -> None:
+    """Those that are not have graphs of their own."""
+    expected = trained(compiled(Model(), [1, 2, 5]), SAMPLE)
+    plan = fit_to(compiled(Model(), [1, 2, 5]), SAMPLE, "least")
+    assert differences(trained(plan, SAMPLE), expected) == []
+    assert recomputes(plan)
+
+
+def test_blocks_compiled_in_place_after_fit() -> None:
+    """The call after that is planned anew."""
+    model = chainstay.fit(Model(), budget="70%", by="blocks", repeats=1)
+    trained(model, SAMPLE)
+    model.load_state_dict(Model().state_dict())
+    compiled_in_place(model)
+    assert differences(trained(model, SAMPLE), trained(compiled_in_place(Model()), SAMPLE)) == []
+    fitted: Any = model.chainstay
+    assert len(fitted.plans) == 2
+
+
+def test_unfit_leaves_compiled_blocks() -> None:
+    plain, model = compiled_in_place(Model()), compiled_in_place(Model())
+    chainstay.unfit(chainstay.fit(model, SAMPLE.args, budget="70%", repeats=1))
+    assert differences(trained(model, SAMPLE), trained(plain, SAMPLE)) == []
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_model_compiled_as_one_is_refused(*, in_place: bool) -> None:
+    model: Any = Model()
+    if in_place:
+        model.compile(backend=halved)
+    else:
+        model = torch.compile(model, backend=halved)
+    before = copy.deepcopy(model.state_dict())
+    words = r"compile its blocks one by one instead .*, or fit the model before it is compiled"
+    with pytest.raises(UnsupportedModelError, match=words + ("$" if in_place else ": model._orig")):
+        chainstay.fit(model, SAMPLE.args, budget="70%")
+    assert differences(model.state_dict(), before) == []
+
+
+def test_a_part_compiled_as_one_hides_its_blocks() -> None:
+    """No plan is made that would never be gone by."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body: Any = torch.compile(Model(), backend=halved)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.body(x).tanh()
+
+    model = Outer()
+    with pytest.raises(UnsupportedModelError, match="compiled it with the blocks inside as one"):
+        chainstay.fit(model, SAMPLE.args, budget="70%", repeats=1)
