@@ -92,7 +92,7 @@ class BlockForward:
         with handed_to(handler):
             output = call()
         run.end()
-        if run.others or run.changed:
+        if run.others or run.changed or not run.called:
             self._outgrown(call, run, is_new=is_new)
         return output
 
@@ -182,9 +182,10 @@ class BlockForward:
         return f" Its blocks are the stages, not the operators of its graph{self.reason}."
 
     def _outgrown(self, call: Call, run: BlockRun, *, is_new: bool) -> None:
-        """A call has run blocks that its plan does not know, or not as they are now."""
+        """A call has run blocks that its plan does not know, or not as they are now, or none."""
         kind, blocks = self.kinds[self._look_of(call)], tuple(run.called)
-        if is_new and run.others:
+        is_unplanned = bool(run.others) or not blocks
+        if is_new and is_unplanned:
             kind.looked_at.add(blocks)
         known = [
             planned
@@ -199,11 +200,13 @@ class BlockForward:
             then = "the next one is planned anew"
         else:
             then = "others like it will, too"
-        if run.others and blocks not in kind.told and len(kind.told) <= _MOST_LOOKS:
+        if is_unplanned and blocks not in kind.told and len(kind.told) <= _MOST_LOOKS:
             kind.told.add(blocks)
+            others = f"{run.others} blocks that its plan does not have"
+            ran = others if blocks else "none of its blocks by the plan"
             say(
-                f"this call of {self.planner.name} ran {run.others} blocks that its plan does not "
-                f"have, so it may have needed more than the budget; {then}",
+                f"this call of {self.planner.name} ran {ran}, so it may have needed more than the "
+                f"budget; {then}",
                 wanted=self.planner.settings.progress,
             )
 

@@ -342,6 +342,33 @@ def test_12_blocks_of_another_list_than_planned(
     assert peak_of(model, x) + x.nbytes <= budget < peak_of(chainstay.unfit(model), x)
 
 
+class Unseen(Halting):
+    """Whose layers may be run by code that nobody looks into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth.fill_(4)
+        self.is_compiled = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_compiled:
+            return torch.compile(super().forward, backend="eager")(x)  # type: ignore[no-any-return]
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_12_a_call_that_runs_no_block_by_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model, x = Unseen(), batch(256, 64)
+    chainstay.fit(model, (x,), budget="70%", loss=loss_of, repeats=1, by="blocks")
+    model.is_compiled = True
+    capsys.readouterr()
+    for _ in range(12):
+        loss_of(model(x)).backward()
+    told = capsys.readouterr().err
+    assert told.count("ran none of its blocks by the plan, so it may have needed more") == 1
+
+
 def test_12_a_depth_that_shrinks_before_it_is_planned_anew() -> None:
     def step(model: nn.Module, number: int) -> torch.Tensor:
         model.get_buffer("depth").fill_((4, 1, 2)[number])

@@ -25,6 +25,12 @@ SAMPLE = Sample((torch.linspace(-3, 5, 64 * 16).sin().reshape(64, 16),))
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    """After several modules of one class, torch compiles no more of them."""
+    torch.compiler.reset()
+
+
 def halved(graph: torch.fx.GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """A backend of torch.compile."""
 
