@@ -352,7 +352,7 @@ class Unseen(Halting):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_compiled:
-            return torch.compile(super().forward, backend="eager")(x)  # type: ignore[no-any-return]
+            return torch.compile(super().forward, backend="eager")(x)
         return super().forward(x)
 
 
