@@ -229,7 +229,7 @@ class Trial:
                 return {variable: variable.grad for variable in variables}
 
         _, found = self._both(
-            lambda: copies_kept(self.device),
+            copies_kept,
             after_model=lambda expected: of_model.update(gradients(expected)),
         )
         return of_model, gradients(found)

@@ -225,16 +225,17 @@ def arguments_like(arguments: Any, stand_ins: StandIns) -> Any:
 
 @contextmanager
 def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
-    """Put back tensors that are changed inside, by whatever way; meanwhile the host has copies.
+    """Put back tensors that are changed inside, by whatever way, from copies of them.
 
-    Whether one on an accelerator was changed is seen there: copying all parameters of a large
-    model once takes long enough.
+    Whether one on an accelerator was changed is seen by sums of its bytes: copying all parameters
+    of a large model once takes long enough.
 
     Yields:
         Identities of those that were changed; filled at the end.
     """
     held = {id(tensor): tensor for tensor in tensors if not _has_no_values(tensor)}
-    copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in held.items()}
+    copier = _Copier(of_free=4)
+    copies = {key: copier.copied(tensor.detach()) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
     changed: set[int] = set()
     try:
@@ -244,32 +245,44 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
             tensor, before = held[key], sums[key]
             after = _sums_of(tensor)
             if before is None or after is None:
-                before, after = copied, tensor.detach().cpu()
+                before, after = copied.cpu(), tensor.detach().cpu()
             if not is_equal(before, after):
                 changed.add(key)
                 with torch.no_grad():
                     tensor.copy_(copied)
 
 
-def copies_kept(device: torch.device) -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which a forward saves copies: on the device where there is room, or on the host.
-
-    Half of what is free on an accelerator is room.
-    """
-    accelerator = accelerator_at(device)
-    room = 0 if accelerator is None else accelerator.free_bytes() // 2
+def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which a forward saves copies: on its device where there is room, or the host."""
+    copier = _Copier(of_free=2)
 
     def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
-        nonlocal room
-        if tensor.nbytes > room:
-            return tensor.device, tensor.to("cpu", copy=True)
-        room -= tensor.nbytes
-        return tensor.device, tensor.clone()
+        return tensor.device, copier.copied(tensor)
 
     def unpack(packed: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
         return packed[1].to(packed[0])
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+class _Copier:
+    """Copies tensors: on their accelerator as long as a part of what is free there holds them."""
+
+    def __init__(self, *, of_free: int) -> None:
+        self._of_free, self._room = of_free, dict[torch.device, int]()
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy on the device of `tensor`, or in host memory."""
+        device = tensor.device
+        if device not in self._room:
+            accelerator = accelerator_at(device)
+            self._room[device] = (
+                0 if accelerator is None else accelerator.free_bytes() // self._of_free
+            )
+        if tensor.nbytes > self._room[device]:
+            return tensor.to("cpu", copy=True)
+        self._room[device] -= tensor.nbytes
+        return tensor.clone()
 
 
 def _has_no_values(tensor: torch.Tensor) -> bool:
