@@ -124,7 +124,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         repeats: The least number of timed runs of each stage; see `chainstay.measure`.
         progress: Show a bar on stderr while measuring, if that is a terminal.
         cache: A directory for what was measured, one JSON file per model, call and machine;
-            what is found there is not measured again. By default there is none.
+            what is found there is not measured again, but for compiled blocks. By default there is
+            none.
 
     Returns:
         `model` itself.

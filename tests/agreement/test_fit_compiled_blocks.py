@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ BLOCKS = 6
 SAMPLE = Sample((torch.linspace(-3, 5, 64 * 16).sin().reshape(64, 16),))
 
 # Dynamo looks at the gradient of whatever it is given, and tests turn warnings into errors.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +113,31 @@ def test_blocks_compiled_in_place_after_fit() -> None:
     assert differences(trained(model, SAMPLE), trained(compiled_in_place(Model()), SAMPLE)) == []
     fitted: Any = model.chainstay
     assert len(fitted.plans) == 2
+
+
+def test_compiled_blocks_that_save_less() -> None:
+    """What torch's own budget leaves of a block's saved tensors is measured like all else."""
+    peaks = {}
+    for share in (1.0, 0.3):
+        config: Any = torch._functorch.config  # the setting has no other place
+        with config.patch(activation_memory_budget=share):
+            torch.compiler.reset()
+            plain, model = Model(), Model()
+            for block in (*plain.blocks, *model.blocks):
+                block.compile(backend="aot_eager_decomp_partition")
+            expected = trained(plain, SAMPLE)
+            plan = fit_to(model, SAMPLE, "all")
+            assert differences(trained(plan, SAMPLE), expected) == []
+            fitted: Any = plan.chainstay
+        peaks[share] = fitted.solution.peak_bytes
+    assert peaks[0.3] < 0.8 * peaks[1.0]
+
+
+def test_compiled_blocks_are_not_read_from_files(tmp_path: Path) -> None:
+    """What they save depends on settings of torch.compile that no file names."""
+    for model in (Model(), compiled_in_place(Model())):
+        chainstay.fit(model, SAMPLE.args, budget="70%", repeats=1, by="blocks", cache=tmp_path)
+        assert len(list(tmp_path.iterdir())) == 1  # of the first
 
 
 def test_unfit_leaves_compiled_blocks() -> None:

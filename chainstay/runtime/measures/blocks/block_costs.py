@@ -116,7 +116,8 @@ def measure_blocks(
         repeats: Timed runs of each stage, and of what is around them.
         progress: Show a bar on stderr, if that is a terminal and it takes over a second.
         cache: A directory for what was measured; of several processes, all find a file there
-            or all measure.
+            or all measure. Compiled blocks are always measured: no signature has all settings of
+            torch.compile that decide what they save.
         wants_options: Whether to look for options of blocks, told what is known without them;
             not asked where parameters are spread over processes, or where the model's forward
             enters autocast around blocks, which are measured outside of it: such have none.
@@ -129,7 +130,9 @@ def measure_blocks(
         stages = around.chain.chain_stages
         autocast = Autocast.now(device)
         subjects = partial(_subjects, stages, around, bar)
-        file = None if cache is None else _file_of(subjects(), around, autocast, cache)
+        file = None
+        if cache is not None and not any(s.graph.is_compiled for s in around.chain.stages):
+            file = _file_of(subjects(), around, autocast, cache)
         account = None if file is None else file.read()
         chain = partial(Chain, stages=stages, device=device, names=around.chain.shared_names)
         blocks = partial(MeasuredBlocks, blocks=around.chain)
