@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import config
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import chainstay
@@ -66,6 +68,28 @@ def test_control_flow_around_the_blocks(make: type[Wide]) -> None:
 @pytest.mark.parametrize("make", [Branching, Mapped])
 def test_control_flow_in_one_graph(make: type[Wide]) -> None:
     require_refused(make, SAMPLE, "traces it anew whenever it runs", by="graph")
+
+
+class Printing(Wide):
+    """Tells the size of what it gets, as people do who look for a fault."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("got", x.shape, x.dtype)  # noqa: T201  # what is tested
+        return super().forward(x)
+
+
+class Logging(Wide):
+    """The same by the functions of a module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logging.info("got %s", x.shape)  # noqa: LOG015  # what is tested
+        return super().forward(x)
+
+
+@pytest.mark.skipif(not hasattr(config, "ignore_logging_functions"), reason="torch refuses them")
+@pytest.mark.parametrize("make", [Printing, Logging])
+def test_sizes_that_are_told(make: type[Wide]) -> None:
+    require_trains_equally(make, SAMPLE, by="graph")
 
 
 class Forces(Wide):

@@ -170,7 +170,7 @@ def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
 
     known: dict[str, Any] = {k: value for k, value in _SETTINGS.items() if hasattr(config, k)}
     if hasattr(config, "ignore_logger_methods"):
-        known["ignore_logger_methods"] = {*config.ignore_logger_methods, *_logging_methods()}
+        known["ignore_logger_methods"] = {*config.ignore_logger_methods, *_logging_functions()}
     if hasattr(config, "reorderable_logging_functions"):
         reordered = {*config.reorderable_logging_functions, print, warnings.warn}
         known["reorderable_logging_functions"] = reordered
@@ -179,6 +179,7 @@ def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
         _no_drawn_constants(),
         _attention_apart(),
         _sparse_taken(),
+        _constants_printed(),
         _quiet(),
         _static(leaves),
     ):
@@ -237,11 +238,28 @@ def _no_drawn_constants() -> AbstractContextManager[object]:
     return patch.object(traced, "is_supported_random_obj", staticmethod(lambda _: False))
 
 
-def _logging_methods() -> frozenset[Callable[..., Any]]:
-    """Return the logging methods that a graph may leave out, since it needs nothing of them."""
+def _constants_printed() -> AbstractContextManager[object]:
+    """Inside, what is known while tracing, such as sizes, can be printed behind the graph."""
+    from torch._dynamo.variables import misc  # noqa: PLC0415  # takes more than a second
+
+    printed: Any = getattr(misc, "DebuggingVariable", None)
+    if printed is None:
+        return nullcontext()
+    can_be_moved: Callable[..., bool] = printed.can_reorder_logs
+
+    def can_be_printed(function: object, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        moved = [arg for arg in args if not arg.is_python_constant()]
+        return can_be_moved(function, moved, kwargs)
+
+    return patch.object(printed, "can_reorder_logs", staticmethod(can_be_printed))
+
+
+def _logging_functions() -> frozenset[Callable[..., Any]]:
+    """Return the logging functions that a graph may leave out, since it needs nothing of them."""
     names = ("debug", "info", "warning", "warning_once", "warning_advice", "error")
+    places = (logging, logging.Logger)
     return frozenset(
-        getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)
+        getattr(place, name) for place in places for name in names if hasattr(place, name)
     )
 
 
