@@ -234,8 +234,8 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
         Identities of those that were changed; filled at the end.
     """
     held = {id(tensor): tensor for tensor in tensors if not _has_no_values(tensor)}
-    copier = _Copier(of_free=4)
-    copies = {key: copier.copied(tensor.detach()) for key, tensor in held.items()}
+    made = _TensorCopies(of_free=4)
+    copies = {key: made.copied(tensor.detach()) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
     changed: set[int] = set()
     try:
@@ -254,10 +254,10 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
 
 def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
     """A context in which a forward saves copies: on its device where there is room, or the host."""
-    copier = _Copier(of_free=2)
+    made = _TensorCopies(of_free=2)
 
     def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
-        return tensor.device, copier.copied(tensor)
+        return tensor.device, made.copied(tensor)
 
     def unpack(packed: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
         return packed[1].to(packed[0])
@@ -265,7 +265,7 @@ def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-class _Copier:
+class _TensorCopies:
     """Copies tensors: on their accelerator as long as a part of what is free there holds them."""
 
     def __init__(self, *, of_free: int) -> None:
