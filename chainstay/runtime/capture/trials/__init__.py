@@ -2,6 +2,7 @@
 
 ================  ==================================================
 `model_forward`   a module's forward, whatever stands in its place
+`compiled_calls`  what torch.compile has made of a module
 `call`            a call of a model
 `isolation`       stand-ins for tensors, and a shadow of the model
 `world`           what Python changes outside of the model, put back
