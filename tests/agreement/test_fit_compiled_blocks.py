@@ -140,6 +140,69 @@ def test_compiled_blocks_are_not_read_from_files(tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == 1  # of the first
 
 
+fused = torch.compile(lambda x: torch.tanh(x) * 0.1, backend=halved)
+
+
+class Flat(nn.Module):
+    """A block without lists in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.down(self.up(x).relu())
+
+
+class CallsCompiled(Flat):
+    """A block that calls a compiled function."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + fused(super().forward(x))
+
+
+class HoldsCompiled(Flat):
+    """A block with a compiled module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act: Any = torch.compile(nn.Tanh(), backend=halved)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.act(super().forward(x))
+
+
+def with_blocks(make: Callable[[], Flat]) -> Model:
+    model = Model()
+    torch.manual_seed(1)
+    model.blocks = nn.ModuleList([make() for _ in range(BLOCKS)])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (CallsCompiled, "calls fused, compiled by torch.compile, .* compile the blocks that call"),
+        (
+            HoldsCompiled,
+            "its act is compiled by torch.compile, .* compile the block as one",
+        ),
+    ],
+)
+@pytest.mark.parametrize("by", ["auto", "blocks"])
+def test_what_is_compiled_inside_of_a_block(make: Callable[[], Flat], words: str, by: Any) -> None:
+    """No graph has it, so it is refused, and stays compiled; compiled blocks have it."""
+    expected = trained(with_blocks(make), SAMPLE)
+    with pytest.raises(UnsupportedModelError, match=words):
+        chainstay.fit(with_blocks(make), SAMPLE.args, budget="70%", by=by, repeats=1)
+    assert differences(trained(with_blocks(make), SAMPLE), expected) == []
+    plain, model = with_blocks(make), with_blocks(make)
+    for block in (*plain.blocks, *model.blocks):
+        block.compile(backend="aot_eager")
+    plan = fit_to(model, SAMPLE, "60 %")
+    assert differences(trained(plan, SAMPLE), trained(plain, SAMPLE)) == []
+
+
 def test_unfit_leaves_compiled_blocks() -> None:
     plain, model = compiled_in_place(Model()), compiled_in_place(Model())
     chainstay.unfit(chainstay.fit(model, SAMPLE.args, budget="70%", repeats=1))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, Self, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,12 +60,25 @@ def is_repeated(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass
 class OperatorLog(TorchDispatchMode):
-    """Every kernel that runs inside, with a digest of what it gives."""
+    """Every kernel that runs inside, with a digest of what it gives.
+
+    What torch.compile has compiled runs as it was before: under a mode, TorchDynamo would mark its
+    code as not to be compiled, for as long as the process lives.
+    """
 
     entries: list[tuple[object, ...]] = field(default_factory=list)
+    _inside: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    def __enter__(self) -> Self:
+        self._inside.enter_context(torch.compiler.set_stance("force_eager"))
+        return cast("Self", super().__enter__())  # type: ignore[no-untyped-call]  # likewise
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
+        self._inside.close()
 
     def __torch_dispatch__(
         self,

@@ -139,11 +139,12 @@ def compiled_blocks(model: nn.Module) -> dict[str, str]:
     for _, path, child in listed:
         if isinstance(child, torch.jit.ScriptModule):
             reasons[path] = scripted
-        elif path not in blocks:
+        elif child not in seen:
             names = path.split(".")
-            around = {".".join(names[:length]) for length in range(len(names))} - blocks
-            compiled = (p for p in around if compiler_of(model.get_submodule(p)) is not None)
-            reasons.update(dict.fromkeys(compiled, hidden))
+            around = [".".join(names[:length]) for length in range(len(names))]
+            outermost = next(p for p in around if compiler_of(model.get_submodule(p)) is not None)
+            if not blocks.intersection(around[: around.index(outermost) + 1]):
+                reasons[outermost] = hidden
     return reasons
 
 

@@ -92,8 +92,8 @@ class BlockGraphs:
                 is not the block; nothing of it has been run.
         """
         args, kwargs = arguments
-        call = Call(traced_module(block), args, dict(kwargs), traced_forward(block))
         compiler = compiler_of(block)
+        call = Call(traced_module(block), args, dict(kwargs), traced_forward(block))
         key = (type(call.model), call.function, compiler is not None)
         if key not in self.captures:
             self.captures[key] = GraphCapture(call.function, GraphForward.if_trained, call.name)

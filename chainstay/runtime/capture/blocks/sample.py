@@ -39,6 +39,7 @@ from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, Blo
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.output_leaves import output_leaves
+from chainstay.runtime.capture.trials.compiled_calls import require_uncompiled_inside
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.environment import RandomStates, random_states
 from chainstay.runtime.execute.handles import dropping
@@ -204,6 +205,7 @@ class _Sampler:
             runner = partial(self._run, block)
             try:
                 require_not_checkpointed(None)
+                require_uncompiled_inside(block)
                 return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
             except UnsupportedModelError as refusal:
                 self.unfit[name] = str(refusal)

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from chainstay.errors import UnsupportedModelError
+
 
 @dataclass(eq=False)
 class CompiledCall:
@@ -49,6 +51,22 @@ def compiler_of(module: nn.Module) -> Callable[..., Any] | None:
     cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))
     found: Callable[..., Any] = cells["self"].cell_contents
     return found
+
+
+def require_uncompiled_inside(block: nn.Module) -> None:
+    """Refuse a block that is traced without what torch.compile has made of modules in it.
+
+    Raises:
+        UnsupportedModelError: It has such modules, and is not compiled itself.
+    """
+    if compiler_of(block) is not None:
+        return
+    for name, module in block.named_modules():
+        if compiler_of(module) is not None:
+            raise UnsupportedModelError(
+                f"its {name} is compiled by torch.compile, which no graph of the block has in it; "
+                "compile the block as one instead (block.compile())"
+            )
 
 
 def outside_compiled(model: nn.Module) -> Iterator[nn.Module]:

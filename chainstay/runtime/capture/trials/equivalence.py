@@ -17,7 +17,7 @@ own gradients do, those of the graph may differ from them by rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final, TypeGuard
@@ -236,11 +236,11 @@ class Trial:
 
     def _refusal(self, difference: str) -> NotTheModelError:
         """Return an error for people: where the two begin to differ, or the model from itself."""
-        if scripted := _scripted_function(self.call.model):
+        if (compiled := _compiled_function(self.call.model)) is not None:
+            name, compiler, remedy = compiled
             return NotTheModelError(
-                f"{self.call.name} calls {scripted}, compiled by torch.jit.script, which gives "
-                f"other bits than the same operators ({difference}); use the function that was "
-                "scripted in its place"
+                f"{self.call.name} calls {name}, compiled by {compiler}, which gives other bits "
+                f"than the same operators ({difference}); {remedy}"
             )
         model, graph, again = OperatorLog(), OperatorLog(), OperatorLog()
         self._both(dropping, (model, graph))
@@ -311,14 +311,34 @@ class _Outcome:
             torch.autograd.backward(roots, [root.detach() for root in roots])
 
 
-def _scripted_function(model: nn.Module) -> str:
-    """Return the name of a scripted function that methods of the model name; empty if none."""
+def _compiled_function(model: nn.Module) -> tuple[str, str, str] | None:
+    """Return a compiled function that the model names, its compiler, and what to do about it."""
+    for name, value in _named_by(model):
+        if isinstance(value, torch.jit.ScriptFunction):
+            return name, "torch.jit.script", "use the function that was scripted in its place"
+        if isinstance(value, FunctionType) and "_torchdynamo_inline" in vars(value):
+            remedy = (
+                "compile the blocks that call it instead (block.compile()), or use the function "
+                "that was compiled in its place"
+            )
+            return name, "torch.compile", remedy
+    return None
+
+
+def _named_by(model: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield the methods and attributes of the model's modules, and what the methods name."""
+    for module in model.modules():
+        yield from vars(module).items()
     for function in functions_of(model):
         if isinstance(function, FunctionType):
+            yield function.__name__, function
             for name in global_names(function.__code__):
-                if isinstance(function.__globals__.get(name), torch.jit.ScriptFunction):
-                    return name
-    return ""
+                yield name, function.__globals__.get(name)
+            for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=True
+            ):
+                with suppress(ValueError):  # nothing is in there yet
+                    yield name, cell.cell_contents
 
 
 def _differences(expected: _Outcome, found: _Outcome) -> Iterator[str]:
