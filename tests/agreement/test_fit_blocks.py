@@ -398,6 +398,31 @@ def test_blocks_that_add_to_a_cache_run_by_themselves() -> None:
     require_by_blocks(Caching().train(), sample, IN_PART, "Data-dependent branching")
 
 
+class Decaying(Wayward):
+    """Changes weights of some blocks when these have run, in a way that no version tells."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("plain")
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        found = super().forward(x)
+        for index in range(self.count):
+            self.get_parameter(f"blocks.{index}.inner.wide.weight").data.mul_(0.9)
+        return found
+
+
+def test_blocks_whose_weights_change_when_they_have_run() -> None:
+    """They would run again with others, so no plan runs them."""
+    torch.manual_seed(3)
+    sample = SampleUnder((torch.randn(4, 6, 8),))
+    planned = require_by_blocks(Decaying(1).train(), sample, "least", "Data-dependent branching")
+    assert "blocks (blocks.1 to blocks.3)" in str(planned.chainstay)
+    told = "blocks.0 and 3 more: the model changes its weights after it has run"
+    with pytest.raises(UnsupportedModelError, match=told):
+        fitted(Decaying(4).train(), sample, "least")
+
+
 class Copying(Wayward):
     """Ends with a copy of its first block, made in the forward."""
 
