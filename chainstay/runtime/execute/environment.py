@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -22,7 +21,7 @@ from chainstay.runtime.devices.backend_settings import (
 )
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import allocated_bytes
-from chainstay.runtime.execute.leaf_flags import SharedRead, has_gradient
+from chainstay.runtime.execute.leaf_flags import ALONE, SharedRead, has_gradient
 from chainstay.runtime.execute.repeatable import (
     REMEDY,
     OperatorLog,
@@ -38,9 +37,6 @@ _AutocastSetting = tuple[str, bool, torch.dtype, bool]
 
 _NOTHING: Final = nullcontext()
 _HOST: Final = torch.device("cpu")
-
-_ALONE: Final = RLock()
-"""Generators of random numbers belong to all threads, buffers to all that train a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ def alone(traits: Traits) -> AbstractContextManager[object]:
     between them would get the dropout of one step into the gradients of another. Nothing but
     the stage's own operators runs inside.
     """
-    return _ALONE if traits.has_effects else _NOTHING
+    return ALONE if traits.has_effects else _NOTHING
 
 
 def first_look(

@@ -18,8 +18,8 @@ SharedRead = tuple[int, object, bool]
 """Position of a shared value, what tells whether it has changed, whether it requires a gradient."""
 
 _NOTHING: Final = nullcontext()
-_ALONE: Final = RLock()
-"""Leaves belong to all threads that train a model."""
+ALONE: Final = RLock()
+"""Generators of random numbers belong to all threads, buffers and leaves to those of one model."""
 
 
 def has_gradient(value: object) -> bool:
@@ -43,7 +43,7 @@ def trained_as_before(
 @contextmanager
 def _inverted(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside, these require a gradient if they do not, and the other way round."""
-    with _ALONE:
+    with ALONE:
         _invert(leaves)
         try:
             yield
