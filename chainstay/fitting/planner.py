@@ -240,6 +240,7 @@ class Planner:
         except InfeasibleBudgetError as refusal:
             raise self.at_shapes(refusal, graph_call.shapes) from None
         self.known[key] = made
+        self._tell_of_checkpoints(observed)
         self.add(made, graph_call.shapes, call, device)
         return made
 
@@ -285,6 +286,17 @@ class Planner:
             say(
                 f"{_MANY} plans are kept; each took a pause, and takes host memory: pad batches to "
                 "fewer shapes, to lengths that are multiples of 16 for example",
+                wanted=self.settings.progress,
+            )
+
+    def _tell_of_checkpoints(self, observed: ObservedGraph) -> None:
+        """Say of what the budget is a share, if the model saves memory by itself."""
+        budget = self.settings.budget
+        if not self.plans and is_share(budget) and observed.is_checkpointed:
+            say(
+                f"the plan stands in for the torch.utils.checkpoint in {self.name}, and "
+                f"{budget!r} is a share of training without that, which takes more memory than "
+                "with it; for less than that takes, give bytes",
                 wanted=self.settings.progress,
             )
 

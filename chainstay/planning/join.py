@@ -13,14 +13,15 @@ saved for runs again, and the turns that branches take. The solver leaves these 
 None of these changes the time. So the optimum under what every schedule needs bounds all canonical
 ones, and is the plan if it fits as it runs. Otherwise the budget is lowered by what it lacks, and
 then the question is asked again with what stands beside the runs of a schedule that is known. Where
-sizes are rounded, as in large joins, what a schedule leaves of the budget is added to it.
+sizes are rounded, as in large joins, what a schedule leaves of the budget is added to it. As one
+question of a large join takes seconds, no other is asked after some.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final
 
@@ -47,6 +48,8 @@ _ROUNDS: Final = 4
 """Solves with other budgets under one profile, and profiles of known schedules."""
 _CLOSE: Final = 1.002
 """A schedule that is so close to the bound on all of them is not improved any more."""
+_PATIENCE_S: Final = 5.0
+"""Seconds after which no question is asked any more."""
 _TOO_LARGE: Final = 2**47
 """More bytes than any machine has; half of what a profile may have."""
 
@@ -76,7 +79,7 @@ def solve_measured_join(
 
     Complexity:
         One solve of the join where its optimum fits as it runs and sizes are exact; else mostly
-        eight, up to 40.
+        eight, up to 40. None begins after five seconds but the first.
     """
     start = time.perf_counter()
     plain = keep_all_join(measured.account.by_kind())
@@ -111,6 +114,7 @@ class _JoinSearch:
         best: The fastest schedule that fits, as it runs, if there is one.
         makespan: Its time in ns.
         peak: Its peak in bytes.
+        deadline_s: When the last question may be asked, by the performance counter.
     """
 
     measured: MeasuredJoin
@@ -122,12 +126,13 @@ class _JoinSearch:
     best: Schedule | None = None
     makespan: int = 0
     peak: int = 0
+    deadline_s: float = field(default_factory=lambda: time.perf_counter() + _PATIENCE_S)
 
     def run(self) -> None:
         """Look for the fastest schedule."""
         account, plain = self.measured.account, self.latest
         self._approach(account.by_kind(), self.budget + account.relief)
-        if self.best is None:
+        if self.best is None and not self._is_done:
             self._approach(account.by_kind(plain), self.budget)
         self._refine()
         if self.best is None:
@@ -139,7 +144,7 @@ class _JoinSearch:
         account = self.measured.account
         for _ in range(_ROUNDS):
             before = self.best
-            if not self._is_close:
+            if not self._is_done:
                 self._approach(account.by_kind(self.best or self.latest), self.budget)
             if self.best is before:
                 break
@@ -157,9 +162,10 @@ class _JoinSearch:
                 profile = account.by_kind(self.latest)
 
     @property
-    def _is_close(self) -> bool:
-        """Whether there is hardly anything to gain."""
-        return self.best is not None and self.makespan <= (self.bound or 0) * _CLOSE
+    def _is_done(self) -> bool:
+        """Whether there is hardly anything to gain, or the time is up."""
+        is_close = self.best is not None and self.makespan <= (self.bound or 0) * _CLOSE
+        return is_close or time.perf_counter() > self.deadline_s
 
     def _approach(self, profile: JoinProfile, nominal: int) -> None:
         """Solve for a nominal budget, then for others by what the schedule lacks or leaves."""
@@ -175,7 +181,7 @@ class _JoinSearch:
                 left = min(left, found.peak_bytes - 1 - nominal) if left < 0 else left
             if self.bound is None:  # of the first question of all
                 self.bound = bound
-            if left == 0 or self._is_close:
+            if left == 0 or self._is_done:
                 return
             low, high = (low, nominal) if left < 0 else (nominal, high)
             nominal += left

@@ -145,6 +145,24 @@ def freezing_in_the_middle(model: Any, number: int) -> torch.Tensor | None:
 
 
 @loop
+def freezing_between_forward_and_backward(model: nn.Module, number: int) -> torch.Tensor:
+    """And training again: autograd's graph is there, and takes no notice."""
+    frozen = list(model.parameters())[:: 1 + number]
+    loss = loss_of(model(X))
+    for parameter in frozen:
+        parameter.requires_grad_(False)  # noqa: FBT003  # torch's own
+    others = loss_of(model(X)) if number else loss
+    for parameter in frozen:
+        parameter.requires_grad_(bool(number))
+    loss.backward()
+    assert all(parameter.requires_grad == bool(number) for parameter in frozen)
+    if number:
+        others.backward()
+    model.requires_grad_()
+    return loss
+
+
+@loop
 def batches_of_other_sizes(model: nn.Module, number: int) -> torch.Tensor:
     loss = loss_of(model(X[: (64, 17, 33)[number]]))
     loss.backward()
@@ -327,6 +345,7 @@ _OF_BLOCKS = (
     "a gradient penalty",
     "evaluation between forward and backward",
     "freezing in the middle",
+    "freezing between forward and backward",
     "batches of other sizes",
     "an input that requires a gradient",
     "autocast with a scaler",

@@ -398,6 +398,50 @@ def test_blocks_that_add_to_a_cache_run_by_themselves() -> None:
     require_by_blocks(Caching().train(), sample, IN_PART, "Data-dependent branching")
 
 
+class Decaying(Wayward):
+    """Changes weights of some blocks when these have run, in a way that no version tells."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("plain")
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        found = super().forward(x)
+        for index in range(self.count):
+            self.get_parameter(f"blocks.{index}.inner.wide.weight").data.mul_(0.9)
+        return found
+
+
+def test_blocks_whose_weights_change_when_they_have_run() -> None:
+    """They would run again with others, so no plan runs them."""
+    torch.manual_seed(3)
+    sample = SampleUnder((torch.randn(4, 6, 8),))
+    planned = require_by_blocks(Decaying(1).train(), sample, "least", "Data-dependent branching")
+    assert "blocks (blocks.1 to blocks.3)" in str(planned.chainstay)
+    told = "blocks.0 and 3 more: the model changes its weights after it has run"
+    with pytest.raises(UnsupportedModelError, match=told):
+        fitted(Decaying(4).train(), sample, "least")
+
+
+class Copying(Wayward):
+    """Ends with a copy of its first block, made in the forward."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        found = super().forward(x)
+        return found | {"copied": copy.deepcopy(self.blocks[0])(found["between"][0])}
+
+
+def test_a_copy_of_a_block_made_in_the_forward_is_none_of_the_blocks() -> None:
+    torch.manual_seed(3)
+    sample = SampleUnder((torch.randn(4, 6, 8),))
+    model = Copying("collected").train()
+    expected = trained(copy.deepcopy(model), sample)
+    planned = fitted(model, sample, "least")
+    assert recomputes(planned)
+    assert "by blocks" in str(planned.chainstay)
+    assert differences(trained(planned, sample), expected) == []
+
+
 def test_unfit_deepcopy_and_steps_that_fail() -> None:
     torch.manual_seed(3)
     model, sample = Wayward("plain").train(), SampleUnder((torch.randn(4, 6, 8),))

@@ -22,6 +22,15 @@ class Scores:
     name: str = "scores"
 
 
+class Slotted:
+    """The same in an object that has no ``__dict__``."""
+
+    __slots__ = ("hidden", "last")
+
+    def __init__(self, last: torch.Tensor, hidden: list[torch.Tensor]) -> None:
+        self.last, self.hidden = last, hidden
+
+
 class Listed(list[torch.Tensor]):
     """A list of a class of its own."""
 
@@ -55,6 +64,8 @@ class Returning(nn.Module):
             return torch.distributions.Normal(x, x.exp())
         if self.returned == "a list":
             return Listed((x.sin(), *hidden))
+        if self.returned == "an object with slots":
+            return Slotted(x.sin(), hidden)
         return Scores(x.sin(), hidden)
 
 
@@ -68,7 +79,9 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("by", ["graph", "blocks"])
-@pytest.mark.parametrize("returned", ["a dataclass", "a distribution", "a list"])
+@pytest.mark.parametrize(
+    "returned", ["a dataclass", "a distribution", "a list", "an object with slots"]
+)
 def test_tensors_in_objects_count_as_outputs(returned: str, by: Literal["graph", "blocks"]) -> None:
     sample = batch(64, 32)
 

@@ -6,12 +6,13 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from chainstay import PlanMismatchError, Schedule, apply_plan, fit, load_plan, save_plan
+from chainstay import PlanMismatchError, Schedule, Solution, apply_plan, fit, load_plan, save_plan
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.fitting.measured import measure_model
@@ -19,6 +20,7 @@ from chainstay.fitting.planner import PlannerSettings
 from chainstay.planning.join import peak_of_join, solve_measured_join
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain
 from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.solve.join import solve_join
 from join_models import JoinCase, Siamese, three_steps_of
 from sgd_steps import differences, peak_of_step, two_plain_steps
 from training_conditions import shown
@@ -126,6 +128,24 @@ def test_a_stage_that_runs_again_is_kept_in_part_then() -> None:
     under = [f"{word}.{own[word]}" if word in own else word for word in again]
     assert under != again
     checked(Schedule.parse(" ".join([*ops[:first], *ahead, *between, *under, *ops[turn:]])))
+
+
+def test_one_question_is_asked_of_a_join_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a refusal names is enough all the same."""
+    own, asked = case(), []
+
+    def asking(*args: Any, **kwargs: Any) -> Solution:
+        asked.append(args)
+        return solve_join(*args, **kwargs)
+
+    monkeypatch.setattr("chainstay.planning.join.solve_join", asking)
+    monkeypatch.setattr("chainstay.planning.join._PATIENCE_S", 0)
+    with pytest.raises(InfeasibleBudgetError) as refusal:
+        solve_measured_join(own.measured, own.keep_all_peak // 20)
+    assert len(asked) == 1
+    plan = solve_measured_join(own.measured, refusal.value.required)
+    assert len(asked) == 2
+    assert plan.peak_bytes <= plan.budget
 
 
 @pytest.mark.long

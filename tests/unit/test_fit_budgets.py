@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from chainstay import fit, measure
 from chainstay.fitting.budgets import bytes_of
@@ -104,6 +105,28 @@ def test_caches_are_kept_where_the_bits_depend_on_them(capsys: pytest.CaptureFix
     assert model.config.use_cache
     told = "Caching gives other bits without its cache of keys and values, so the plan has it"
     assert capsys.readouterr().err.count(told) == 1
+
+
+class Checkpointed(nn.Sequential):
+    """Saves memory by itself."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # as it is called there
+        for layer in self:
+            input = checkpoint(layer, input, use_reentrant=False)  # noqa: A001  # likewise
+        return input
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget", "count"),
+    [(Checkpointed, "100%", 1), (Checkpointed, "1MiB", 0), (nn.Sequential, "100%", 0)],
+)
+def test_shares_are_of_training_without_the_model_s_own_checkpoints(
+    kind: type[nn.Sequential], budget: str, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = (nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+    fit(kind(*layers), (torch.ones(4, 8),), budget=budget, repeats=1)
+    told = f"in Checkpointed, and '{budget}' is a share of training without that"
+    assert capsys.readouterr().err.count(told) == count
 
 
 def test_a_copy_has_caches_of_its_own() -> None:

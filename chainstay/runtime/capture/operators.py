@@ -116,6 +116,11 @@ class ObservedGraph:
     state_inputs: Collection[fx.Node]
 
     @property
+    def is_checkpointed(self) -> bool:
+        """Whether a part of the model stands in a `torch.utils.checkpoint`."""
+        return any(RUN_AGAIN in node.meta for node in self.captured.operators)
+
+    @property
     def may_draw_anew(self) -> bool:
         """Whether a `torch.utils.checkpoint` may draw other random numbers in its backward."""
         return any(

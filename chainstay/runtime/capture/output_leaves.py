@@ -46,4 +46,6 @@ def _parts_of(holder: object) -> list[object]:
         return list(holder.values())
     if isinstance(holder, list | tuple | set):
         return list(holder)
-    return list(getattr(holder, "__dict__", {}).values())
+    slots = (name for kind in type(holder).__mro__ for name in vars(kind).get("__slots__", ()))
+    attributes = (getattr(holder, name, None) for name in slots)
+    return [*getattr(holder, "__dict__", {}).values(), *attributes]

@@ -1,7 +1,7 @@
 """The environment of a stage's forward, besides its input: saved, and put back.
 
-A stage that is run again must see the random numbers, the shared values, and the settings of
-autocast and of torch's kernels of its first run, and must leave the present ones alone.
+A stage that is run again must see the random numbers, the shared values with their flags, and the
+settings of autocast and of torch's kernels of its first run, and must leave the present ones alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -22,6 +21,7 @@ from chainstay.runtime.devices.backend_settings import (
 )
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import allocated_bytes
+from chainstay.runtime.execute.leaf_flags import ALONE, SharedRead, has_gradient
 from chainstay.runtime.execute.repeatable import (
     REMEDY,
     OperatorLog,
@@ -37,9 +37,6 @@ _AutocastSetting = tuple[str, bool, torch.dtype, bool]
 
 _NOTHING: Final = nullcontext()
 _HOST: Final = torch.device("cpu")
-
-_ALONE: Final = RLock()
-"""Generators of random numbers belong to all threads, buffers to all that train a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ def alone(traits: Traits) -> AbstractContextManager[object]:
     between them would get the dropout of one step into the gradients of another. Nothing but
     the stage's own operators runs inside.
     """
-    return _ALONE if traits.has_effects else _NOTHING
+    return ALONE if traits.has_effects else _NOTHING
 
 
 def first_look(
@@ -139,7 +136,8 @@ class Environment:
         stage: The stage's name, for messages.
         random: States of the generators that it draws from.
         written: Copies of the shared values that it changes, by position.
-        reads: Positions of those that it only reads, with their versions.
+        reads: Positions of those that it only reads, their versions, and whether they require a
+            gradient.
         autocast: Settings.
         backends: Settings.
     """
@@ -147,7 +145,7 @@ class Environment:
     stage: str
     random: RandomStates
     written: dict[int, torch.Tensor]
-    reads: tuple[tuple[int, object], ...]
+    reads: tuple[SharedRead, ...]
     autocast: tuple[_AutocastSetting, ...]
     backends: BackendSettings
 
@@ -163,7 +161,7 @@ class Environment:
             if traits.draws_random
             else (),
             written=dict(zip(traits.written, copied(changed), strict=True)),
-            reads=tuple([(position, _place_of(shared[position])) for position in traits.reads]),
+            reads=tuple([_read(position, shared[position]) for position in traits.reads]),
             autocast=_autocast_settings(device),
             backends=backend_settings(),
         )
@@ -212,7 +210,7 @@ class Environment:
         Raises:
             PlanMismatchError: One was changed.
         """
-        for position, place in self.reads:
+        for position, place, _ in self.reads:
             is_needed = positions is None or position in positions
             if is_needed and _place_of(shared[position]) != place:
                 raise PlanMismatchError(
@@ -323,6 +321,11 @@ def require_repeatable(
             f"stage {stage.name} gives another output when it runs again on the same input{where}; "
             f"{REMEDY}"
         )
+
+
+def _read(position: int, value: object) -> SharedRead:
+    """Return what is noted of a shared value that is only read."""
+    return position, _place_of(value), has_gradient(value)
 
 
 def _place_of(value: object) -> object:

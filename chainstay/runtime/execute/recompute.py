@@ -32,6 +32,7 @@ from chainstay.runtime.execute.handles import (
     unpack,
 )
 from chainstay.runtime.execute.items import Action
+from chainstay.runtime.execute.leaf_flags import trained_as_before
 from chainstay.runtime.execute.liveness import ExecutionPlan, Step
 from chainstay.runtime.options.option import run_option
 from chainstay.runtime.options.replay import OptionRun
@@ -217,7 +218,12 @@ class Run:
         for environment in reversed(environments):
             shared = environment.shared_for(shared, self.chain.names, for_last_time=step.is_last)
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
-        with torch.enable_grad(), alone(traits), Environment.first_of(environments).entered():
+        with (
+            torch.enable_grad(),
+            alone(traits),
+            Environment.first_of(environments).entered(),
+            trained_as_before([own.reads for own in environments], self.shared),
+        ):
             given = changeable(state, state) if traits.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():

@@ -35,6 +35,7 @@ from chainstay.runtime.execute.handles import (
     is_parameter,
     refuse_backward,
 )
+from chainstay.runtime.execute.leaf_flags import trained_as_before
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
 from chainstay.runtime.stage.tied_gradients import add_in_place
@@ -345,6 +346,7 @@ class _Group:
             hooks,
             alone(_DRAWS) if self.code.draws_random else nullcontext(),
             run.environment.entered(),
+            trained_as_before([run.environment.reads], run.shared),
         ):
             try:
                 return self.code.function(run.code.root, capture, *self._inputs(run))

@@ -9,6 +9,7 @@ the same settings then.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,13 +45,13 @@ def handed_to(handler: BlockHandler | None) -> Iterator[None]:
 
 
 def open_entrance(block: nn.Module) -> None:
-    """Let calls of `block` be handed over; nothing happens if they can be already."""
-    plain = unbound_forward(block)
+    """Let calls of `block` be handed over, not those of copies that the model's forward makes."""
+    plain, opened = unbound_forward(block), weakref.ref(block)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return plain(self, *args, **kwargs)
-        handler = _handler() if torch.is_grad_enabled() else None
+        handler = _handler() if torch.is_grad_enabled() and opened() is self else None
         if handler is None:
             return unbound_forward(self)(self, *args, **kwargs)  # its class may be another by now
         with handed_to(None):  # what is in the block is part of it

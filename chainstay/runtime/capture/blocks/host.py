@@ -59,6 +59,11 @@ class Host:
         """Whether the model runs itself."""
         return is_sharded(self.model)
 
+    def written_of(self, shadow: nn.Module) -> frozenset[nn.Parameter]:
+        """Return the parameters of a shadow that calls change, once one has been made."""
+        pairs = zip(self.model.parameters(), shadow.parameters(), strict=True)
+        return frozenset(own for real, own in pairs if id(real) in self.stand_ins.written)
+
     @contextmanager
     def fresh(self) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
         """A model that is as it was before any call, and what calls its forward."""

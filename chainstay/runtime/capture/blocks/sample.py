@@ -106,7 +106,9 @@ def sample_blocks(
             )
         with host.fresh() as (model, run), dropping():
             names = {model.get_submodule(call.name): call.name for call in chosen}
-            sampler = _Sampler(graphs, names, sharded=host.is_sharded)
+            sampler = _Sampler(
+                graphs, names, sharded=host.is_sharded, written=host.written_of(model)
+            )
             with entered(names), handed_to(sampler.called):
                 try:
                     run()
@@ -114,6 +116,7 @@ def sample_blocks(
                     # An unfit block may have run twice, and added to a cache of the model twice.
                     if not sampler.unfit:
                         raise
+            sampler.unfit.update(sampler.written_later())
             if not sampler.unfit:
                 chain, sample = sampler.assembled(name, held)
                 return replace(chain, uncalled=_uncalled(host, recorded)), sample
@@ -193,10 +196,12 @@ class _Sampler:
     graphs: BlockGraphs
     names: Mapping[nn.Module, str]
     sharded: bool = False
+    written: frozenset[nn.Parameter] = frozenset()  # parameters that the model changes
     unfit: dict[str, str] = field(default_factory=dict)
     pieces: list[_SampledCall] = field(default_factory=list)
     numbers: TensorNumbers = field(default_factory=TensorNumbers)
     autocasts: set[Autocast | None] = field(default_factory=set)
+    read: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def called(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A `BlockHandler`."""
@@ -224,6 +229,8 @@ class _Sampler:
         known = {id(tensor): position for position, tensor in enumerate(state)}
         made = tuple(map(self.numbers.seen, result))
         name = self.names[block]
+        read = self.written.intersection(block.parameters()) if self.written else ()
+        self.read += [(name, parameter, parameter.detach().clone()) for parameter in read]
         self.pieces.append(
             _SampledCall(
                 call=BlockCall(name, name.rpartition(".")[0], block, taken, made),
@@ -241,6 +248,17 @@ class _Sampler:
             )
         )
         return chain.finish(result, shared)
+
+    def written_later(self) -> dict[str, str]:
+        """Return why blocks cannot run again whose parameters the model has changed since.
+
+        By way of ``.data`` no version tells that.
+        """
+        reason = (
+            "the model changes its weights after it has run, and it would run again with others; "
+            "change them before it runs, or after the step"
+        )
+        return {name: reason for name, now, then in self.read if not torch.equal(now, then)}
 
     def assembled(self, name: str, held: frozenset[int]) -> tuple[BlockChain, BlockSample]:
         """The chain, once the model has run."""
