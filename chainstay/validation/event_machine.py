@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from chainstay.profiles import ChainProfile, Link, OffloadProfile
 from chainstay.schedule import Op
@@ -65,6 +65,7 @@ class EventMachine(ABC):
         most_held: The most bytes on the host so far.
         starts: Starts of the computations issued so far, in ticks.
         moves: Transfers started so far: operation, start and end in ticks.
+        watch: Function that is called with the machine whenever time has passed.
     """
 
     profile: ChainProfile | OffloadProfile
@@ -81,6 +82,7 @@ class EventMachine(ABC):
     most_held: int = 0
     starts: list[int] = field(default_factory=list)
     moves: list[tuple[Op, int, int]] = field(default_factory=list)
+    watch: Callable[[Any], None] = lambda _: None
 
     def copy(self) -> Self:
         """Return another machine in the same state."""
@@ -180,6 +182,7 @@ class EventMachine(ABC):
         """Let time pass until the next event, and see what it changes."""
         self.now = self.events[0][0]
         self._settle()
+        self.watch(self)
 
     def _settle(self) -> None:
         """End everything that ends by now, and start the offloads that the link can serve."""

@@ -98,9 +98,11 @@ def run_schedule(
     schedule: Schedule,
     *,
     overheads: Sequence[int] | None = None,
-    after_each: Callable[[], None] = lambda: None,
+    after_each: Callable[[HybridMachine], None] = lambda _: None,
 ) -> None:
-    """Issue all operations, and wait until they have ended; call `after_each` one is issued.
+    """Issue all operations, and wait until they have ended.
+
+    `after_each` is called with the machine when an operation has been issued.
 
     Raises:
         InvalidScheduleError: As `simulate_hybrid`.
@@ -116,7 +118,7 @@ def run_schedule(
                 machine.release(item)
             if index in forgotten:
                 machine.forget(item_of(op))
-            after_each()
+            after_each(machine)
         index = None
         machine.finish()
     except InvalidOperationError as refusal:

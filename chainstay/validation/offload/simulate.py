@@ -15,6 +15,7 @@ Sizes and times are whole numbers here: bytes, and ticks of the link.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chainstay.errors import InvalidScheduleError
@@ -49,16 +50,36 @@ def simulate_offload(
         9
     """
     require_replayable(profile, schedule, OffloadProfile)
-    index = None
     try:
         machine = OffloadMachine(profile, budget, link)
+    except InvalidOperationError as refusal:
+        raise InvalidScheduleError(str(refusal)) from None
+    run_offload(machine, schedule)
+    return machine.replay()
+
+
+def run_offload(
+    machine: OffloadMachine,
+    schedule: Schedule,
+    *,
+    after_each: Callable[[OffloadMachine], None] = lambda _: None,
+) -> None:
+    """Issue all operations, and wait until they have ended.
+
+    `after_each` is called with the machine when an operation has been issued.
+
+    Raises:
+        InvalidScheduleError: As `simulate_offload`.
+    """
+    index = None
+    try:
         for index, op in enumerate(schedule):  # noqa: B007  # of the operation that is refused
             machine.issue(op)
+            after_each(machine)
         index = None
         machine.finish()
     except InvalidOperationError as refusal:
         raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
-    return machine.replay()
 
 
 @dataclass(slots=True)
