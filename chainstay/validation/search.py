@@ -187,9 +187,7 @@ class ChainTransitions:
         self._every_drop = every_drop or not self._is_plain
         self._records = RecordMasks(profile)
         self._sizes = StateSizes(profile)
-        self._dropped = [
-            (stage.dropped(first=False), stage.dropped(first=True)) for stage in profile.stages
-        ]
+        self._dropped = [stage.dropped_runs[::-1] for stage in profile.stages]
 
     def steps(self, state: ChainState) -> Iterator[Transition[ChainState]]:
         """Yield every valid operation in `state`, whatever memory it needs."""

@@ -201,12 +201,10 @@ def _sizes(profile: JoinProfile) -> Iterator[int]:
 def _stage_sizes(stage: Stage) -> Iterator[list[int]]:
     """Yield the sizes of a stage, by what they are of: under all options, in all kinds of runs."""
     options = stage.all_options
-    runs = [run for option in options for run in (option.first, option.run(first=False))]
-    runs += [stage.dropped(first=is_first) for is_first in (True, False)]
     yield [stage.output_bytes]
     yield [option.saved_bytes for option in options]
     yield [stage.gradient_bytes]
-    yield [run.overhead_bytes for run in runs]
+    yield [run.overhead_bytes for run in stage.all_runs]
     yield [option.backward_overhead_bytes for option in options]
 
 

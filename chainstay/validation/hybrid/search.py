@@ -84,7 +84,7 @@ def _bound(machine: HybridMachine) -> int:
     """Return ticks that no continuation is faster than: all backwards left, and their forwards."""
     ticks, waiting = machine.link.ticks, 0
     for i in range(machine.gradient):
-        rest = [run.first.time + run.first.backward_time for run in machine.options[i]]
+        rest = [option.first.total_time for option in machine.options[i]]
         if ("b", i) in machine.here:
             rest.append(machine.saved[i].first.backward_time)
         if ("b", i) in machine.sent:
