@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from chainstay.formulations.chain.exactness_conditions import may_discard_in_a_phase
 from chainstay.formulations.chain.records import Records
 from chainstay.formulations.claim_builder import makespan_of
-from chainstay.formulations.cpsat.chain_codec import decode, encode
+from chainstay.formulations.cpsat.chain_codec import decode, runs_of
 from chainstay.formulations.cpsat.chain_constraints import CONSTRAINTS
 from chainstay.formulations.cpsat.chain_cuts import add_cuts
 from chainstay.formulations.cpsat.chain_memory import (
@@ -21,6 +21,7 @@ from chainstay.formulations.cpsat.chain_variables import (
     ChainVariables,
     DataKind,
     Key,
+    RanKey,
     StoredKey,
     TimePoint,
 )
@@ -59,19 +60,22 @@ class ChainProgram:
         """Start the search from `schedule`, and look for no slower one, if the model has it.
 
         Returns:
-            Whether it has: the solver itself checks every constraint. A schedule that is slower
-            when its forwards run in the model's order counts as one that it lacks.
+            Whether it has one of the same forwards: the solver itself checks every constraint. A
+            schedule that is slower when its forwards run in the model's order counts as one that
+            it lacks.
         """
-        facts = encode(self.variables, schedule)
+        runs = runs_of(self.variables, schedule)
         for key, variable in self.variables.by_key.items():
-            self.model.add_hint(variable, key in facts)
+            if isinstance(key, RanKey):
+                self.model.add_hint(variable, key in runs)
         found = solve(self.model, limits, only_the_hint=True)
+        self.model.clear_hints()
+        makespan = makespan_of(self.variables.profile, schedule)
         is_there = found.status is TerminationStatus.OPTIMAL
-        if not is_there or self.makespan(found.objective) > makespan_of(
-            self.variables.profile, schedule
-        ):
-            self.model.clear_hints()
+        if not is_there or self.makespan(found.objective) > makespan:
             return False
+        for variable in self.variables.by_key.values():
+            self.model.add_hint(variable, found.is_on(variable))
         self.model.add(_forward_time(self.variables, self.time_unit) <= found.objective)
         return True
 
