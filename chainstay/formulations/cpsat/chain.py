@@ -16,15 +16,7 @@ from chainstay.formulations.cpsat.chain_memory import (
     kept_cost,
     limit_memory,
 )
-from chainstay.formulations.cpsat.chain_variables import (
-    FORMS,
-    ChainVariables,
-    DataKind,
-    Key,
-    RanKey,
-    StoredKey,
-    TimePoint,
-)
+from chainstay.formulations.cpsat.chain_variables import FORMS, ChainVariables, TimePoint
 from chainstay.formulations.cpsat.ortools_backend import (
     CpSatResult,
     Model,
@@ -66,7 +58,7 @@ class ChainProgram:
         """
         runs = runs_of(self.variables, schedule)
         for key, variable in self.variables.by_key.items():
-            if isinstance(key, RanKey):
+            if key[0] in ("ran", "kept"):
                 self.model.add_hint(variable, key in runs)
         found = solve(self.model, limits, only_the_hint=True)
         self.model.clear_hints()
@@ -85,13 +77,7 @@ class ChainProgram:
 
     def decode(self, outcome: CpSatResult) -> Schedule:
         """Return the schedule that the solver found."""
-
-        def is_so(key: Key) -> bool:
-            if key in self.variables.by_key:
-                return outcome.is_on(self.variables.by_key[key])
-            return isinstance(key, StoredKey) and key.what is DataKind.ACTIVATION and key.item == 0
-
-        return decode(self.variables, is_so)
+        return decode(self.variables, outcome.is_on)
 
 
 def build(
