@@ -15,8 +15,8 @@ from chainstay.problems import HybridProblem, OffloadProblem
 from chainstay.schedule import OpKind, Schedule
 from chainstay.timetable import Time, Timetable, Transfers
 from chainstay.validation.event_machine import EventMachine
-from chainstay.validation.hybrid.simulate import HybridMachine, run_schedule
-from chainstay.validation.offload.simulate import OffloadMachine, run_offload
+from chainstay.validation.hybrid.simulate import HybridMachine
+from chainstay.validation.offload.simulate import OffloadMachine
 from chainstay.validation.offload.simulate_timetable import memory_over_time
 from chainstay.validation.simulate import Replay, Snapshot
 
@@ -132,9 +132,7 @@ def offload_levels(
             for use in memory_over_time(profile, timetable, link)
         )
     recorder = _Recorder(_offload_level)
-    run_offload(
-        OffloadMachine(profile, problem.budget, link, watch=recorder), schedule, after_each=recorder
-    )
+    OffloadMachine(profile, problem.budget, link, watch=recorder).run(schedule)
     return tuple(recorder.levels)
 
 
@@ -159,8 +157,7 @@ def hybrid_levels(problem: HybridProblem, schedule: Schedule) -> tuple[MemoryLev
         InvalidScheduleError: As `simulate_hybrid`.
     """
     recorder = _Recorder(_hybrid_level)
-    machine = HybridMachine(problem.profile, problem.budget, problem.link, watch=recorder)
-    run_schedule(machine, schedule, after_each=recorder)
+    HybridMachine(problem.profile, problem.budget, problem.link, watch=recorder).run(schedule)
     return tuple(recorder.levels)
 
 

@@ -91,22 +91,7 @@ def optimum(
         O(n 4^n) states, each with O(n) transitions.
     """
     rules = ChainTransitions(profile, Discards(discards))
-    found = fastest_path(rules, budget)
-    if found is None:
-        raise InfeasibleBudgetError(
-            budget=budget,
-            required=least_peak(rules),
-            stages=len(profile),
-            family=Family.ALL,
-        )
-    makespan, ops = found
-    return Claim(
-        schedule=Schedule(ops),
-        makespan=makespan,
-        lower_bound=makespan,
-        family=Family.ALL,
-        discards=rules.discards,
-    )
+    return fastest_path(rules, budget, Family.ALL, rules.discards)
 
 
 def least_budget(profile: ChainProfile, *, discards: Discards | str = Discards.TABLE1) -> int:
@@ -118,9 +103,28 @@ def least_budget(profile: ChainProfile, *, discards: Discards | str = Discards.T
     return least_peak(ChainTransitions(profile, Discards(discards)))
 
 
-def fastest_path(rules: _Transitions[_S], budget: int) -> tuple[int, tuple[Op, ...]] | None:
-    """Return the least makespan of a path within `budget`, and its operations; None without one."""
-    return _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
+def fastest_path(rules: _Transitions[_S], budget: int, family: Family, discards: Discards) -> Claim:
+    """Return the fastest path within `budget`, by rules that allow one family of schedules.
+
+    Raises:
+        InfeasibleBudgetError: There is none; ``error.required`` says what would do.
+    """
+    found = _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
+    if found is None:
+        raise InfeasibleBudgetError(
+            budget=budget,
+            required=least_peak(rules),
+            stages=rules.start.gradient,
+            family=family,
+        )
+    makespan, ops = found
+    return Claim(
+        schedule=Schedule(ops),
+        makespan=makespan,
+        lower_bound=makespan,
+        family=family,
+        discards=discards,
+    )
 
 
 def least_peak(rules: _Transitions[_S]) -> int:

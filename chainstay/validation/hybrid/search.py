@@ -46,7 +46,7 @@ def hybrid_optimum(profile: ChainProfile, *, budget: int, link: Link) -> Optimum
         )
     try:
         start = HybridMachine(profile, budget, link)
-    except InvalidOperationError:
+    except InvalidScheduleError:
         return None
     order = count()
     open_states: list[tuple[int, int, HybridMachine, tuple[Op, ...]]] = [

@@ -103,10 +103,8 @@ def _least_budget(profile: OffloadProfile, link: Link) -> int:
 
 def _ends_within(profile: OffloadProfile, budget: int, link: Link, ops: list[Op]) -> bool:
     try:
-        machine = OffloadMachine(profile, budget, link)
-        for op in ops:
-            machine.issue(op)
-    except InvalidOperationError:
+        OffloadMachine(profile, budget, link).run(Schedule(tuple(ops)))
+    except InvalidScheduleError:
         return False
     return True
 
