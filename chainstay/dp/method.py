@@ -27,6 +27,7 @@ from chainstay.dp.recursion import KEEP, Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.dp.weak.solver import solve_weak, weak_least_budget
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
+from chainstay.problems.exactness import is_complete
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
@@ -326,12 +327,6 @@ def _family(profile: ChainProfile, base_time: int, overhead: int) -> Family:
     """
     if overhead == 0 and base_time == profile.least_time:
         return Family.ALL
-    if profile.skips or not profile.is_plain:
-        return Family.PERSISTENT
-    p = profile.arrays()
-    no_large_gradient = bool((p.gradient <= p.activation).all())
-    output_is_saved = bool((p.saved >= p.activation[1:]).all())
-    backward_dominates = bool((p.forward_overhead <= p.backward_overhead + p.gradient[:-1]).all())
-    shrinking = bool((np.diff(p.activation) <= 0).all())
-    in_domain = no_large_gradient and output_is_saved and backward_dominates and shrinking
+    is_shrinking = bool((np.diff(profile.arrays().activation) <= 0).all())
+    in_domain = profile.is_plain and is_shrinking and is_complete(profile, Discards.TABLE1)
     return Family.ALL if in_domain else Family.PERSISTENT
