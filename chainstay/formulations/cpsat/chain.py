@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from chainstay.formulations.chain.exactness_conditions import may_discard_in_a_phase
 from chainstay.formulations.chain.records import Records
-from chainstay.formulations.claim_builder import makespan_of
 from chainstay.formulations.cpsat.chain_codec import decode, runs_of
 from chainstay.formulations.cpsat.chain_constraints import CONSTRAINTS
 from chainstay.formulations.cpsat.chain_cuts import add_cuts
@@ -26,6 +25,7 @@ from chainstay.formulations.cpsat.ortools_backend import (
 )
 from chainstay.formulations.memory_units import most_bytes, size_divisor
 from chainstay.formulations.settings import Limits, TerminationStatus
+from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile, RunCost
 from chainstay.schedule import Discards, Schedule
 
@@ -62,7 +62,7 @@ class ChainProgram:
                 self.model.add_hint(variable, key in runs)
         found = solve(self.model, limits, only_the_hint=True)
         self.model.clear_hints()
-        makespan = makespan_of(self.variables.profile, schedule)
+        makespan = time_of(self.variables.profile, schedule)
         is_there = found.status is TerminationStatus.OPTIMAL
         if not is_there or self.makespan(found.objective) > makespan:
             return False
