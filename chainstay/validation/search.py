@@ -12,7 +12,7 @@ are stored, by themselves or inside saved data.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
@@ -51,6 +51,7 @@ class _State(Protocol):
 
 
 _S = TypeVar("_S", bound=_State)
+_Node = TypeVar("_Node")
 
 
 class Transition(NamedTuple, Generic[_S]):
@@ -140,30 +141,33 @@ def _cheapest_path(
     """Return the least cost of a path to the last gradient, and the operations along it."""
     start = rules.start
     best = {start: 0}
-    came_from: dict[_S, tuple[_S, Op]] = {}
+    came_from: dict[_S, tuple[_S, tuple[Op, ...]]] = {}
     frontier = [(0, start)]
     while frontier:
         cost, state = heapq.heappop(frontier)
         if cost > best[state]:
             continue
         if state.gradient == 0:
-            return cost, _walk_back(state, came_from)
+            return cost, walk_back(state, came_from)
         for step in rules.steps(state):
             if budget is not None and step.bytes > budget:
                 continue
             next_cost = extend(cost, step)
             if next_cost < best.get(step.after, next_cost + 1):
                 best[step.after] = next_cost
-                came_from[step.after] = (state, step.op)
+                came_from[step.after] = (state, (step.op,))
                 heapq.heappush(frontier, (next_cost, step.after))
     return None
 
 
-def _walk_back(state: _S, came_from: dict[_S, tuple[_S, Op]]) -> tuple[Op, ...]:
-    ops = []
+def walk_back(
+    state: _Node, came_from: Mapping[_Node, tuple[_Node, tuple[Op, ...]]]
+) -> tuple[Op, ...]:
+    """Return the operations on the way to a state, in order."""
+    ops: list[Op] = []
     while state in came_from:
-        state, op = came_from[state]
-        ops.append(op)
+        state, last = came_from[state]
+        ops += reversed(last)
     return tuple(reversed(ops))
 
 
