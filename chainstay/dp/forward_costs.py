@@ -210,12 +210,12 @@ def _ways(profile: ChainProfile, arrays: ChainArrays, s: int) -> Iterator[tuple[
             _Way(
                 end=end,
                 saved=saved,
-                time=run.time + run.backward_time,
+                time=run.total_time,
                 forward=saved + run.overhead_bytes,
                 backward=backward,
                 number=number,
             )
-            for run in (option.first, option.run(first=False))
+            for run in option.runs
         )
         yield first, again
 

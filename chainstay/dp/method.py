@@ -23,10 +23,12 @@ from chainstay.dp.free_discards.solver import (
     solve_free_discards,
 )
 from chainstay.dp.jit import at_first_interpreted
-from chainstay.dp.recursion import KEEP, Decide, Recursion, assemble
+from chainstay.dp.recursion import Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.dp.weak.solver import solve_weak, weak_least_budget
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
+from chainstay.problems.exactness import is_complete
+from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
@@ -160,7 +162,7 @@ class DP:
             schedule = assemble(recursion, memory, fronts.decisions(memory))
             overhead = bound = int(fronts.root.overhead[-1])
         else:
-            schedule, overhead, bound = _on_slots(recursion, memory, least, self.slots)
+            schedule, overhead, bound = _on_slots(profile, recursion, least, memory, self.slots)
         return Claim(
             schedule=schedule,
             makespan=recursion.base_time + overhead,
@@ -276,7 +278,7 @@ def least_budget(
 
 
 def _on_slots(
-    recursion: Recursion, memory: int, least: LeastMemory, slots: int
+    profile: ChainProfile, recursion: Recursion, least: LeastMemory, memory: int, slots: int
 ) -> tuple[Schedule, int, int]:
     """Return a schedule, its overhead and a lower bound in ns, from tables rounded both ways."""
     unit = _unit(memory, slots)
@@ -286,7 +288,7 @@ def _on_slots(
         schedule = assemble(table.recursion, memory // unit, table.decide)
     else:  # only rounding made it infeasible: fall back on what is known to fit
         schedule = assemble(recursion, memory, least.decide)
-        overhead = _overhead(recursion, memory, least.decide)
+        overhead = time_of(profile, schedule) - recursion.base_time
     if unit == 1:
         return schedule, overhead, overhead
     room = -(-memory // unit)
@@ -299,23 +301,6 @@ def _unit(memory: int, slots: int) -> int:
     return max(1, -(-memory // slots))
 
 
-def _overhead(recursion: Recursion, memory: int, decide: Decide) -> int:
-    """Return the overhead, in ns, of the schedule that `assemble` makes from the same arguments."""
-    total, pending = 0, [(0, recursion.stages - 1, memory)]
-    while pending:
-        s, t, m = pending.pop()
-        costs, k = recursion.costs(t), decide(s, t, m)
-        if k <= KEEP:
-            o = costs.option(s, KEEP - k)
-            total += int(costs.extra[o])
-            if costs.end[o] <= t:
-                pending.append((int(costs.end[o]), t, m - int(costs.saved[o])))
-        else:
-            total += int(costs.elapsed[k] - costs.elapsed[s])
-            pending += [(k, t, m - int(recursion.fresh[s, k])), (s, k - 1, m)]
-    return total
-
-
 def _family(profile: ChainProfile, base_time: int, overhead: int) -> Family:
     """Return the largest family of schedules among which a persistent optimum is the optimum.
 
@@ -326,12 +311,6 @@ def _family(profile: ChainProfile, base_time: int, overhead: int) -> Family:
     """
     if overhead == 0 and base_time == profile.least_time:
         return Family.ALL
-    if profile.skips or not profile.is_plain:
-        return Family.PERSISTENT
-    p = profile.arrays()
-    no_large_gradient = bool((p.gradient <= p.activation).all())
-    output_is_saved = bool((p.saved >= p.activation[1:]).all())
-    backward_dominates = bool((p.forward_overhead <= p.backward_overhead + p.gradient[:-1]).all())
-    shrinking = bool((np.diff(p.activation) <= 0).all())
-    in_domain = no_large_gradient and output_is_saved and backward_dominates and shrinking
+    is_shrinking = bool((np.diff(profile.arrays().activation) <= 0).all())
+    in_domain = profile.is_plain and is_shrinking and is_complete(profile, Discards.TABLE1)
     return Family.ALL if in_domain else Family.PERSISTENT

@@ -37,7 +37,7 @@ the paper does not have: ``docs/derivations/skips.md`` shows why ``a^s`` alone s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -48,7 +48,7 @@ from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
-_Part = TypeVar("_Part", bound=tuple[object, ...])
+_Part = TypeVar("_Part")
 
 KEEP: Final = -1
 """The decision to keep a stage under option 0; ``KEEP - k`` keeps it under option k.
@@ -246,7 +246,7 @@ def assemble(
     return unfold((first, last, memory), decided)
 
 
-def unfold(root: _Part, decided: Callable[[_Part], Iterator[Op | _Part]]) -> Schedule:
+def unfold(root: _Part, decided: Callable[[_Part], Iterable[Op | _Part]]) -> Schedule:
     """Return the schedule of `root`, where `decided` gives what a part consists of, in order."""
     ops: list[Op] = []
     pending: list[Op | _Part] = [root]

@@ -13,15 +13,15 @@ from chainstay.errors import (
     CertificateError,
     ChainstayError,
     InfeasibleBudgetError,
-    InvalidScheduleError,
     SolverLimitError,
 )
 from chainstay.formulations.chain.exactness_conditions import family_of, searched_family_name
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.problems import ChainProblem
 from chainstay.problems.consistency import MethodResult, contradiction_error
+from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Discards, OpKind, Schedule
+from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Scope
 from chainstay.units import format_bytes
 
@@ -140,7 +140,7 @@ class ClaimBuilder:
         assert self.hint is not None, "a model starts from a hint"
         return Claim(
             schedule=self.hint,
-            makespan=makespan_of(self.profile, self.hint),
+            makespan=time_of(self.profile, self.hint),
             lower_bound=self.profile.least_time,
             family=self.scope.family,
             discards=self.discards,
@@ -153,40 +153,3 @@ def unproved(profile: ChainProfile, known: str, limits: Limits) -> SolverLimitEr
         f"the least feasible budget of this {len(profile)}-stage chain is {known} after "
         f"{limits.time_s:g} s. Raise time_limit_s, or use a dynamic program."
     )
-
-
-def makespan_of(profile: ChainProfile, schedule: Schedule) -> int:
-    """Return the time of a schedule, in ns, whether it is valid or not.
-
-    Raises:
-        InvalidScheduleError: A computation names a stage or option that the chain does not have.
-    """
-    total, ran, backward_times = 0, set[int](), dict[int, int]()
-    for index, op in enumerate(schedule):
-        if not (op.kind.is_forward or op.kind is OpKind.BACKWARD):
-            continue
-        if op.stage >= len(profile):
-            reason = f"stage {op.stage}, the last one is {len(profile) - 1}"
-            raise _unknown(schedule, index, reason)
-        stage = profile.stages[op.stage]
-        if op.kind is OpKind.BACKWARD:
-            total += backward_times.pop(op.stage, stage.backward_time)
-        elif op.kind is OpKind.FORWARD_KEEP_ALL:
-            if op.option > len(stage.options):
-                reason = f"option {op.option}, the last one is {len(stage.options)}"
-                raise _unknown(schedule, index, reason)
-            option = stage.all_options[op.option]
-            span = set(range(op.stage, op.stage + option.stages))
-            run = option.run(first=not span <= ran)
-            backward_times[op.stage] = run.backward_time
-            total += run.time
-            ran |= span
-        else:
-            total += stage.dropped(first=op.stage not in ran).time
-            ran.add(op.stage)
-    return total
-
-
-def _unknown(schedule: Schedule, index: int, reason: str) -> InvalidScheduleError:
-    text = f"{schedule[index]} of the hint names {reason}"
-    return InvalidScheduleError(text, index=index, ops=schedule.ops)

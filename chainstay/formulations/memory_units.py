@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile
 
 _WIDEST_BITS: Final = 10
 
@@ -33,7 +33,8 @@ def sizes(profile: ChainProfile) -> Iterator[int]:
     """Yield all sizes of a chain, in bytes."""
     yield from (profile.input_bytes, profile.input_gradient_bytes)
     for stage in profile.stages:
-        yield from (stage.output_bytes, stage.gradient_bytes, *_forward_overheads(stage))
+        yield from (stage.output_bytes, stage.gradient_bytes)
+        yield from (run.overhead_bytes for run in stage.all_runs)
         for option in stage.all_options:
             yield from (option.saved_bytes, option.backward_overhead_bytes)
     for skip in profile.skips:
@@ -47,7 +48,7 @@ def most_bytes(profile: ChainProfile) -> int:
         + profile.gradient_bytes(i)
         + stage.gradient_bytes
         + max(option.saved_bytes for option in stage.all_options)
-        + max(_forward_overheads(stage))
+        + max(run.overhead_bytes for run in stage.all_runs)
         + max(option.backward_overhead_bytes for option in stage.all_options)
         for i, stage in enumerate(profile.stages)
     )
@@ -63,17 +64,8 @@ def enough_bytes(profile: ChainProfile) -> int:
             + profile.gradient_bytes(i + option.stages)
             + option.saved_bytes
             + option.backward_overhead_bytes
-            + max(option.run(first=first).overhead_bytes for first in (True, False))
+            + max(run.overhead_bytes for run in option.runs)
             + needs[i + option.stages]
             for option in stage.all_options
         )
     return profile.input_bytes + needs[0]
-
-
-def _forward_overheads(stage: Stage) -> list[int]:
-    """Return the overheads of all kinds of runs of a stage, in bytes."""
-    kinds = (True, False)
-    kept = [
-        option.run(first=first).overhead_bytes for option in stage.all_options for first in kinds
-    ]
-    return kept + [stage.dropped(first=first).overhead_bytes for first in kinds]

@@ -1,14 +1,17 @@
-"""Limits of a solve, and how it may end: the same for all formulations."""
+"""Settings and limits of a solve, and how it may end: the same for all formulations."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, TypeGuard
+from typing import ClassVar, Final, TypeGuard
 
 from chainstay.errors import UnknownMethodError
-from chainstay.schedule import Discards
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Claim
 
 _LARGEST_SEED: Final = 2**31 - 1
 
@@ -43,42 +46,74 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SolverSettings:
-    """The settings of a method, as claims need them.
+class SolverSettings(ABC):
+    """A method that hands integer programs to a solver: what `MIP` and `CPSAT` have in common.
 
     Attributes:
-        method: The method with its settings, for messages.
-        discards: The rules for discards.
-        limits: Limits of the solver.
-    """
-
-    method: str
-    discards: Discards
-    limits: Limits
-
-    def __str__(self) -> str:
-        return self.method
-
-
-def require_settings(
-    *, discards: object, time_limit_s: object, seed: object, **threads: object
-) -> None:
-    """Refuse settings that no solve can have.
+        time_limit_s: Wall time for the solver, in seconds. Building the model comes on
+            top, and so does as much again to find the least budget when nothing fits.
+        seed: Seed of the solver's random decisions.
+        discards: Which operations may remove data, as in `simulate`.
 
     Raises:
-        UnknownMethodError: The text names the setting, its value and the choices.
+        UnknownMethodError: A setting that does not exist; the text names the choices.
     """
-    if discards not in set(Discards):
-        raise UnknownMethodError(f"discards is {discards!r}, must be one of: {', '.join(Discards)}")
-    if not _is_real(time_limit_s) or not 0 < time_limit_s < math.inf:
-        raise UnknownMethodError(
-            f"time_limit_s is {time_limit_s!r}, must be a positive number of seconds"
-        )
-    for name, count in threads.items():
-        if not _is_whole(count) or count < 1:
-            raise UnknownMethodError(f"{name} is {count!r}, must be a positive integer")
-    if not _is_whole(seed) or not 0 <= seed <= _LARGEST_SEED:
-        raise UnknownMethodError(f"seed is {seed!r}, must be an integer from 0 to {_LARGEST_SEED}")
+
+    time_limit_s: float = 60.0
+    seed: int = 0
+    discards: Discards | str = Discards.TABLE1
+    threads_setting: ClassVar[str] = "threads"
+
+    def __post_init__(self) -> None:
+        if self.discards not in set(Discards):
+            raise UnknownMethodError(
+                f"discards is {self.discards!r}, must be one of: {', '.join(Discards)}"
+            )
+        if not _is_real(self.time_limit_s) or not 0 < self.time_limit_s < math.inf:
+            raise UnknownMethodError(
+                f"time_limit_s is {self.time_limit_s!r}, must be a positive number of seconds"
+            )
+        threads = getattr(self, self.threads_setting)
+        if not _is_whole(threads) or threads < 1:
+            raise UnknownMethodError(
+                f"{self.threads_setting} is {threads!r}, must be a positive integer"
+            )
+        if not _is_whole(self.seed) or not 0 <= self.seed <= _LARGEST_SEED:
+            raise UnknownMethodError(
+                f"seed is {self.seed!r}, must be an integer from 0 to {_LARGEST_SEED}"
+            )
+        object.__setattr__(self, "discards", Discards(self.discards))
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of a solve."""
+        threads = getattr(self, self.threads_setting)
+        return Limits(time_s=self.time_limit_s, threads=threads, seed=self.seed)
+
+    @abstractmethod
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """Return the fastest schedule of `profile` within `budget` bytes, as far as time allows.
+
+        Args:
+            profile: The chain.
+            budget: Bytes.
+            hint: A schedule known to be valid within the budget: the solver starts from
+                it and looks for no slower one.
+
+        Returns:
+            The schedule, and a bound for its family: `Family.ALL` that `discards` allows
+            when gradients, saved data and overheads are of the usual proportions
+            (`problems.exactness.is_complete`), else `Family.SINGLE_SWEEP`.
+
+        Raises:
+            InfeasibleBudgetError: No schedule of the family fits.
+            SolverLimitError: Time ran out with nothing to show, or, after proving that
+                nothing fits, before the least budget was known.
+            InvalidProfileError: CP-SAT only: the sizes or times add up to more than 2**53.
+            BackendError: The solver (for `MIP`, or Pyomo) is missing, or the solver failed.
+        """
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -65,7 +65,7 @@ def kept_in_part(profile: object, schedule: Schedule) -> tuple[KeptInPart, ...]:
 def _part(chain: ChainProfile, branch: int | None, first: int, number: int) -> KeptInPart:
     option = chain.stages[first].all_options[number]
     whole = [stage.all_options[0] for stage in chain.stages[first : first + option.stages]]
-    whole_time = sum(full.first.time + full.first.backward_time for full in whole)
+    whole_time = sum(full.first.total_time for full in whole)
     return KeptInPart(
         stage=first,
         stages=option.stages,
@@ -73,7 +73,7 @@ def _part(chain: ChainProfile, branch: int | None, first: int, number: int) -> K
         option=number,
         dropped=option.name,
         less_bytes=sum(full.saved_bytes for full in whole) - option.saved_bytes,
-        extra_time=option.first.time + option.first.backward_time - whole_time,
+        extra_time=option.first.total_time - whole_time,
         branch=branch,
     )
 

@@ -2,8 +2,8 @@
 
 Read `problem`: what all kinds have in common. `chain`, `join`, `offload` and `hybrid` are the four
 kinds, the last two with the claims and solutions of schedules that move data; `consistency`
-compares what several methods say, `simpler` makes a problem smaller, and `exactness` says for which
-chains narrow families of schedules contain an optimum.
+compares what several methods say, `simpler` makes a problem smaller, `exactness` says for which
+chains narrow families of schedules contain an optimum, and `schedule_time` adds up times.
 """
 
 from __future__ import annotations

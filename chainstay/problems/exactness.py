@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chainstay.profiles import ChainProfile, Stage, StageOption
+from chainstay.profiles import ChainProfile, StageOption
 from chainstay.profiles.stage import undominated
 from chainstay.schedule import Discards
 
@@ -79,38 +79,31 @@ def never_needs_a_rerun(profile: ChainProfile) -> bool:
     And whether making a record in a first run is no bargain, to be used as input only.
     """
     return all(
-        max(_forward_overheads(profile.stages[i], option))
+        max(run.overhead_bytes for run in (*profile.stages[i].dropped_runs, *option.runs))
         <= option.backward_overhead_bytes + profile.gradient_bytes(i)
         and _does_postponing_cost_nothing(profile, i, option)
         for i, option in _options(profile)
     )
 
 
-def _forward_overheads(stage: Stage, option: StageOption) -> list[int]:
-    kinds = (True, False)
-    dropped = [stage.dropped(first=first).overhead_bytes for first in kinds]
-    return dropped + [option.run(first=first).overhead_bytes for first in kinds]
-
-
 def _does_warming_up_pay(profile: ChainProfile) -> bool:
     """Return whether a first run that is dropped may make keeping cheaper, in time or memory."""
     return any(
-        first.time + first.backward_time
-        > _dropped_time(profile, i, option, first=True) + again.time + again.backward_time
+        first.total_time > _dropped_time(profile, i, option, first=True) + again.total_time
         or first.overhead_bytes > again.overhead_bytes
         for i, option in _options(profile)
-        for first, again in ((option.run(first=True), option.run(first=False)),)
+        for first, again in (option.runs,)
     ) or any(
-        stage.dropped(first=True).overhead_bytes > stage.dropped(first=False).overhead_bytes
-        for stage in profile.stages
+        first.overhead_bytes > again.overhead_bytes
+        for first, again in (stage.dropped_runs for stage in profile.stages)
     )
 
 
 def _does_postponing_cost_nothing(profile: ChainProfile, i: int, option: StageOption) -> bool:
     """Return whether keeping a first run is no cheaper than dropping it and keeping a later one."""
-    first, again = option.run(first=True), option.run(first=False)
-    kept_first = first.time + first.backward_time + _dropped_time(profile, i, option, first=False)
-    kept_later = again.time + again.backward_time + _dropped_time(profile, i, option, first=True)
+    first, again = option.runs
+    kept_first = first.total_time + _dropped_time(profile, i, option, first=False)
+    kept_later = again.total_time + _dropped_time(profile, i, option, first=True)
     return kept_first >= kept_later
 
 

@@ -298,8 +298,8 @@ def _earlier_time(stage: Stage) -> int:
 
 def _kept_time(option: StageOption, earlier: int) -> int:
     """Return a time, in ns, that keeping a stage and its backward take at least."""
-    first, again = option.first, option.run(first=False)
-    return min(first.time + first.backward_time, earlier + again.time + again.backward_time)
+    first, again = option.runs
+    return min(first.total_time, earlier + again.total_time)
 
 
 def _require_room(profile: ChainProfile) -> None:

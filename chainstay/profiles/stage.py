@@ -37,6 +37,11 @@ class RunCost:
     def __post_init__(self) -> None:
         _require_whole(self, _RUN_FIELDS, "run cost")
 
+    @property
+    def total_time(self) -> int:
+        """Time of the forward and the backward together, in ns."""
+        return self.time + self.backward_time
+
     @classmethod
     def from_fields(cls, document: Fields) -> Self:
         """Read the JSON object of a run."""
@@ -87,6 +92,11 @@ class StageOption:
         """Return the costs of the stage's first run, or of a later one."""
         return self.first if first or self.again is None else self.again
 
+    @property
+    def runs(self) -> tuple[RunCost, RunCost]:
+        """Costs of the stage's first run, and of a later one."""
+        return self.first, self.run(first=False)
+
     def replaces(self, other: StageOption) -> bool:
         """Return whether this option can take the place of `other` in every schedule.
 
@@ -129,7 +139,7 @@ def undominated(options: Sequence[StageOption]) -> list[int]:
 def _needs(option: StageOption) -> list[int]:
     """Return times and sizes of an option, each of which is better if smaller."""
     needs = [option.saved_bytes, option.saved_bytes + option.backward_overhead_bytes]
-    for run in (option.run(first=True), option.run(first=False)):
+    for run in option.runs:
         needs += [run.time, run.backward_time, option.saved_bytes + run.overhead_bytes]
     return needs
 
@@ -225,6 +235,17 @@ class Stage:
         """Return the costs of a run that is not kept: the stage's first one, or a later one."""
         plain = RunCost(time=self.forward_time, overhead_bytes=self.forward_overhead_bytes)
         return (self.dropped_first if first else self.dropped_again) or plain
+
+    @property
+    def dropped_runs(self) -> tuple[RunCost, RunCost]:
+        """Costs of runs that are not kept: of the stage's first one, and of a later one."""
+        return self.dropped(first=True), self.dropped(first=False)
+
+    @property
+    def all_runs(self) -> tuple[RunCost, ...]:
+        """Costs of every kind of run: kept under each option, and dropped."""
+        kept = (run for option in self.all_options for run in option.runs)
+        return (*kept, *self.dropped_runs)
 
     def to_fields(self) -> dict[str, object]:
         """Return the stage as a JSON object; what a plain stage leaves out is not in it."""

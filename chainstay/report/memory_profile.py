@@ -1,20 +1,23 @@
 """Memory in use over time, by category.
 
 Chains and joins are replayed operation by operation; under transfers memory changes while
-operations run, so it follows from the timetable (offloading) or from the simulator's own state
-(recomputing and offloading). The sum of a level's categories is what the simulator counts.
+operations run, so it is read from the simulators' own state. The sum of a level's categories is
+what the simulator counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from chainstay.profiles import ChainProfile, Link, OffloadProfile
+from chainstay.problems import HybridProblem, OffloadProblem
 from chainstay.schedule import OpKind, Schedule
 from chainstay.timetable import Time, Timetable, Transfers
-from chainstay.validation.hybrid.simulate import HybridMachine, run_schedule
+from chainstay.validation.event_machine import EventMachine
+from chainstay.validation.hybrid.simulate import HybridMachine
+from chainstay.validation.offload.simulate import OffloadMachine
+from chainstay.validation.offload.simulate_timetable import memory_over_time
 from chainstay.validation.simulate import Replay, Snapshot
 
 CATEGORIES: Final = (
@@ -94,150 +97,77 @@ def slot_levels(replay: Replay) -> tuple[MemoryLevel, ...]:
     return tuple(levels)
 
 
-_START, _FREE, _TAKE = -1, 0, 1 << 60
-"""Order at one time: what ends on the link frees first, prefetches take last."""
+_Machine = TypeVar("_Machine", bound=EventMachine)
+
+
+class _Recorder(Generic[_Machine]):
+    """Records the memory in use in a machine of the simulators, where it has changed."""
+
+    def __init__(self, level_of: Callable[[_Machine], MemoryLevel]) -> None:
+        self._level_of = level_of
+        self.levels: list[MemoryLevel] = []
+
+    def __call__(self, machine: _Machine) -> None:
+        """Record the memory in use now."""
+        level = self._level_of(machine)
+        last = self.levels[-1] if self.levels else level
+        if last.time != level.time and last[1:] != level[1:]:
+            self.levels.append(last._replace(time=level.time))
+        if not self.levels or last != level:
+            self.levels.append(level)
 
 
 def offload_levels(
-    profile: OffloadProfile, timetable: Timetable, link: Link, transfers: Transfers
+    problem: OffloadProblem, schedule: Schedule, timetable: Timetable
 ) -> tuple[MemoryLevel, ...]:
-    """Return the levels of whole activations that move, as `chainstay.validation` counts them.
+    """Return the levels of whole activations that move, or parts of them, as the simulator has it.
 
-    Under integral transfers the memory of an activation goes when it is away and comes when
-    its prefetch starts; otherwise byte by byte.
+    Raises:
+        InvalidScheduleError: As `simulate_offload` or `simulate_timetable`.
     """
-    ends = _ends(profile, timetable)
-    changes = [*_computation_changes(profile, timetable, ends)]
-    if transfers is Transfers.INTEGRAL:
-        changes += _whole_changes(profile, timetable, ends)
-    else:
-        changes += _flow_changes(timetable, ends, Fraction(link.bandwidth))
-    return tuple(_accumulated(MemoryLevel(0, profile.activations[0], 0, 0, 0), changes))
-
-
-class _MemoryChange(NamedTuple):
-    """A change of memory at a time, and the rate at which activations change from then on."""
-
-    time: Time
-    order: int
-    activation: Time = 0
-    gradient: int = 0
-    temporary: int = 0
-    slope: Fraction = Fraction(0)
-
-
-def _ends(profile: OffloadProfile, timetable: Timetable) -> list[Time]:
-    times = (*profile.forward_times, *reversed(profile.backward_times))
-    return [start + time for start, time in zip(timetable.starts, times, strict=True)]
-
-
-def _computation_changes(
-    profile: OffloadProfile, timetable: Timetable, ends: Sequence[Time]
-) -> Iterator[_MemoryChange]:
-    count, sizes, gradients = len(profile), profile.activations, profile.gradients
-    for number, (start, end) in enumerate(zip(timetable.starts, ends, strict=True)):
-        first, second = 2 * number, 2 * number + 1
-        if number < count:
-            overhead = profile.forward_overheads[number]
-            yield _MemoryChange(start, first, sizes[number + 1], 0, overhead)
-            yield _MemoryChange(end, second, 0, 0, -overhead)
-            continue
-        i = 2 * count - 1 - number
-        overhead = profile.backward_overheads[i]
-        made = gradients[i] + gradients[count] * (i == count - 1)
-        gone = sizes[i + 1] + sizes[0] * (i == 0)
-        yield _MemoryChange(start, first, 0, made, overhead)
-        yield _MemoryChange(end, second, -gone, -gradients[i + 1], -overhead)
-
-
-def _whole_changes(
-    profile: OffloadProfile, timetable: Timetable, ends: Sequence[Time]
-) -> Iterator[_MemoryChange]:
-    for move in timetable.moves:
-        size, stage = profile.activations[move.op.stage], move.op.stage
-        if move.op.kind is OpKind.PREFETCH_ACTIVATION:
-            yield _MemoryChange(move.start, _TAKE, size)
-        elif move.end > ends[stage]:
-            yield _MemoryChange(move.end, _FREE, -size)
-        else:
-            yield _MemoryChange(ends[stage], 2 * stage + 1, -size)
-
-
-def _flow_changes(
-    timetable: Timetable, ends: Sequence[Time], bandwidth: Fraction
-) -> Iterator[_MemoryChange]:
-    for move in timetable.moves:
-        stage, start = move.op.stage, move.start
-        if move.op.kind is OpKind.PREFETCH_ACTIVATION:
-            yield _MemoryChange(start, _TAKE, slope=bandwidth)
-            yield _MemoryChange(move.end, _START, slope=-bandwidth)
-            continue
-        if start < ends[stage]:  # what leaves while it is read is free when that ends
-            until = min(move.end, ends[stage])
-            yield _MemoryChange(ends[stage], 2 * stage + 1, (start - until) * bandwidth)
-            start = until
-        yield _MemoryChange(start, _TAKE, slope=-bandwidth)
-        yield _MemoryChange(move.end, _START, slope=bandwidth)
-
-
-def _accumulated(level: MemoryLevel, changes: Sequence[_MemoryChange]) -> Iterator[MemoryLevel]:
-    slope = Fraction(0)
-    yield level
-    for change in sorted(changes, key=lambda change: change[:2]):
-        if change.time > level.time:
-            flowed = (change.time - level.time) * slope
-            level = level._replace(time=change.time, activation=level.activation + flowed)
-            yield level
-        slope += change.slope
-        level = MemoryLevel(
-            level.time,
-            level.activation + change.activation,
-            0,
-            level.gradient + change.gradient,
-            level.temporary + change.temporary,
+    profile, link = problem.profile, problem.link
+    if problem.transfers is not Transfers.INTEGRAL:
+        return tuple(
+            MemoryLevel(use.time, use.activation, 0, use.gradient, use.overhead)
+            for use in memory_over_time(profile, timetable, link)
         )
-        if change[2:5] != (0, 0, 0):
-            yield level
+    recorder = _Recorder(_offload_level)
+    OffloadMachine(profile, problem.budget, link, watch=recorder).run(schedule)
+    return tuple(recorder.levels)
 
 
-def hybrid_levels(
-    profile: ChainProfile, schedule: Schedule, *, budget: int, link: Link
-) -> tuple[MemoryLevel, ...]:
+def _offload_level(machine: OffloadMachine) -> MemoryLevel:
+    profile, op = machine.profile, machine.computing
+    gradient = temporary = 0
+    if op is not None:
+        is_backward = op.kind is OpKind.BACKWARD
+        overheads = profile.backward_overheads if is_backward else profile.forward_overheads
+        temporary = overheads[op.stage]
+        gradient = profile.gradients[op.stage + 1] * is_backward
+    if machine.issued > len(profile):  # a backward has begun, and the last one's gradient is there
+        gradient += profile.gradients[2 * len(profile) - machine.issued]
+    time = Fraction(machine.now, machine.link.ticks)
+    return MemoryLevel(time, machine.memory - gradient - temporary, 0, gradient, temporary)
+
+
+def hybrid_levels(problem: HybridProblem, schedule: Schedule) -> tuple[MemoryLevel, ...]:
     """Return the levels of a schedule with recomputation and transfers, as the simulator runs it.
 
     Raises:
         InvalidScheduleError: As `simulate_hybrid`.
     """
-    machine = _RecordingMachine(profile, budget, link)
-    run_schedule(machine, schedule, after_each=machine.record)
-    return tuple(machine.recorded)
+    recorder = _Recorder(_hybrid_level)
+    HybridMachine(problem.profile, problem.budget, problem.link, watch=recorder).run(schedule)
+    return tuple(recorder.levels)
 
 
-class _RecordingMachine(HybridMachine):
-    """The machine of `simulate_hybrid`, which records the memory in use."""
-
-    __slots__ = ("recorded",)
-
-    def __init__(self, profile: ChainProfile, budget: int, link: Link) -> None:
-        super().__init__(profile, budget, link)
-        self.recorded: list[MemoryLevel] = []
-
-    def record(self) -> None:
-        """Record the memory in use now, where it has changed."""
-        sizes = {"a": 0, "b": 0}
-        for item in self.stored:
-            sizes[item[0]] += self.size(item)
-        computing, gradient = self.computing, self.profile.gradient_bytes(self.gradient)
-        if computing is not None and computing.kind is OpKind.BACKWARD:
-            gradient += self.profile.stages[computing.stage].gradient_bytes
-        temporary = self.memory - sizes["a"] - sizes["b"] - gradient
-        time = Fraction(self.now, self.link.ticks)
-        level = MemoryLevel(time, sizes["a"], sizes["b"], gradient, temporary)
-        if self.recorded and self.recorded[-1][1:] != level[1:]:
-            self.recorded.append(self.recorded[-1]._replace(time=time))
-        if not self.recorded or self.recorded[-1] != level:
-            self.recorded.append(level)
-
-    def _advance(self) -> None:
-        super()._advance()
-        self.record()
+def _hybrid_level(machine: HybridMachine) -> MemoryLevel:
+    sizes = {"a": 0, "b": 0}
+    for item in machine.stored:
+        sizes[item[0]] += machine.size(item)
+    computing, gradient = machine.computing, machine.profile.gradient_bytes(machine.gradient)
+    if computing is not None and computing.kind is OpKind.BACKWARD:
+        gradient += machine.profile.stages[computing.stage].gradient_bytes
+    temporary = machine.memory - sizes["a"] - sizes["b"] - gradient
+    time = Fraction(machine.now, machine.link.ticks)
+    return MemoryLevel(time, sizes["a"], sizes["b"], gradient, temporary)

@@ -206,14 +206,14 @@ def _with_transfers(
 ) -> tuple[list[_TimedOp], tuple[MemoryLevel, ...]]:
     """Return all computations and transfers by their starts, and the memory in use."""
     match problem:
-        case HybridProblem(profile=chain, link=link, budget=budget):
+        case HybridProblem(profile=chain):
             stages = [(stage.forward_time, stage.backward_time) for stage in chain.stages]
             ops = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
-            levels = hybrid_levels(chain, schedule, budget=budget, link=link)
-        case OffloadProblem(profile=profile, link=link):
+            levels = hybrid_levels(problem, schedule)
+        case OffloadProblem(profile=profile):
             stages = list(zip(profile.forward_times, profile.backward_times, strict=True))
             ops = list(computations(len(profile)))
-            levels = offload_levels(profile, timetable, link, problem.transfers)
+            levels = offload_levels(problem, schedule, timetable)
     timed: list[_TimedOp] = [
         (op, start, start + stages[op.stage][op.kind is OpKind.BACKWARD])
         for op, start in zip(ops, timetable.starts, strict=True)

@@ -60,4 +60,4 @@ class IntegerProgramHybrid(IntegerProgramMethod):
         )
 
     def _solve(self, problem: HybridProblem, known: HybridClaim | None, least: Time) -> HybridClaim:
-        return claim(problem, self.settings.solver_settings, known=known, least=least)
+        return claim(problem, self.settings, known=known, least=least)

@@ -179,7 +179,7 @@ class IntegerProgramOffload(IntegerProgramMethod):
         self, problem: OffloadProblem, known: OffloadClaim | None, least: Time
     ) -> OffloadClaim:
         claim = cpsat.claim if isinstance(self.settings, CPSAT) else mip_claims.claim
-        return claim(problem, self.settings.solver_settings, known=known, least=least)
+        return claim(problem, self.settings, known=known, least=least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

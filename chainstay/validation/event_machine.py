@@ -16,10 +16,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Final, Self
+from typing import Any, Final, Self
 
+from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link, OffloadProfile
-from chainstay.schedule import Op
+from chainstay.schedule import Op, Schedule
 from chainstay.timetable import Move, Time, Timetable, exact
 from chainstay.validation.simulate import InvalidOperationError
 
@@ -65,6 +66,8 @@ class EventMachine(ABC):
         most_held: The most bytes on the host so far.
         starts: Starts of the computations issued so far, in ticks.
         moves: Transfers started so far: operation, start and end in ticks.
+        watch: Function that is called with the machine whenever time has passed, or `run` has
+            issued an operation.
     """
 
     profile: ChainProfile | OffloadProfile
@@ -81,6 +84,7 @@ class EventMachine(ABC):
     most_held: int = 0
     starts: list[int] = field(default_factory=list)
     moves: list[tuple[Op, int, int]] = field(default_factory=list)
+    watch: Callable[[Any], None] = lambda _: None
 
     def copy(self) -> Self:
         """Return another machine in the same state."""
@@ -89,6 +93,28 @@ class EventMachine(ABC):
             if isinstance(value := getattr(self, state.name), list | set | dict):
                 setattr(twin, state.name, value.copy())
         return twin
+
+    def _run(self, schedule: Schedule, issue: Callable[[int, Op], None]) -> TransferReplay:
+        """Issue all operations, wait until they have ended, and return what happened.
+
+        Args:
+            schedule: The operations.
+            issue: Issues an operation, given its index and itself.
+
+        Raises:
+            InvalidScheduleError: An operation cannot run, or waits for memory or data which
+                nothing issued before it will provide.
+        """
+        index = None
+        try:
+            for index, op in enumerate(schedule):
+                issue(index, op)
+                self.watch(self)
+            index = None
+            self.finish()
+        except InvalidOperationError as refusal:
+            raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
+        return self._replay()
 
     def finish(self) -> None:
         """Wait until everything issued has ended.
@@ -103,8 +129,7 @@ class EventMachine(ABC):
         if self.queue:
             raise InvalidOperationError(self._no_room_on_the_host(self.queue[0]))
 
-    def replay(self) -> TransferReplay:
-        """Return what happened, once `finish` has returned."""
+    def _replay(self) -> TransferReplay:
         ticks = self.link.ticks
         moves = sorted(self.moves, key=lambda move: move[1:])
         return TransferReplay(
@@ -180,6 +205,7 @@ class EventMachine(ABC):
         """Let time pass until the next event, and see what it changes."""
         self.now = self.events[0][0]
         self._settle()
+        self.watch(self)
 
     def _settle(self) -> None:
         """End everything that ends by now, and start the offloads that the link can serve."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from chainstay.errors import InfeasibleBudgetError
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Discards, OpKind, Schedule
+from chainstay.schedule import Discards, OpKind
 from chainstay.solution import Claim, Family
 from chainstay.validation.search import (
     ChainState,
@@ -38,18 +37,7 @@ def persistent_optimum(profile: ChainProfile, budget: int, *, whole_sweeps: bool
         InvalidProfileError: The chain is too long to search.
     """
     rules = _PersistentTransitions(profile, whole_sweeps=whole_sweeps)
-    found = fastest_path(rules, budget)
-    if found is None:
-        raise InfeasibleBudgetError(
-            budget=budget,
-            required=least_peak(rules),
-            stages=len(profile),
-            family=Family.PERSISTENT,
-        )
-    makespan, ops = found
-    return Claim(
-        schedule=Schedule(ops), makespan=makespan, lower_bound=makespan, family=Family.PERSISTENT
-    )
+    return fastest_path(rules, budget, Family.PERSISTENT, Discards.TABLE1)
 
 
 def persistent_least_budget(profile: ChainProfile, *, whole_sweeps: bool = True) -> int:

@@ -12,7 +12,7 @@ are stored, by themselves or inside saved data.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
@@ -51,6 +51,7 @@ class _State(Protocol):
 
 
 _S = TypeVar("_S", bound=_State)
+_Node = TypeVar("_Node")
 
 
 class Transition(NamedTuple, Generic[_S]):
@@ -91,22 +92,7 @@ def optimum(
         O(n 4^n) states, each with O(n) transitions.
     """
     rules = ChainTransitions(profile, Discards(discards))
-    found = fastest_path(rules, budget)
-    if found is None:
-        raise InfeasibleBudgetError(
-            budget=budget,
-            required=least_peak(rules),
-            stages=len(profile),
-            family=Family.ALL,
-        )
-    makespan, ops = found
-    return Claim(
-        schedule=Schedule(ops),
-        makespan=makespan,
-        lower_bound=makespan,
-        family=Family.ALL,
-        discards=rules.discards,
-    )
+    return fastest_path(rules, budget, Family.ALL, rules.discards)
 
 
 def least_budget(profile: ChainProfile, *, discards: Discards | str = Discards.TABLE1) -> int:
@@ -118,9 +104,28 @@ def least_budget(profile: ChainProfile, *, discards: Discards | str = Discards.T
     return least_peak(ChainTransitions(profile, Discards(discards)))
 
 
-def fastest_path(rules: _Transitions[_S], budget: int) -> tuple[int, tuple[Op, ...]] | None:
-    """Return the least makespan of a path within `budget`, and its operations; None without one."""
-    return _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
+def fastest_path(rules: _Transitions[_S], budget: int, family: Family, discards: Discards) -> Claim:
+    """Return the fastest path within `budget`, by rules that allow one family of schedules.
+
+    Raises:
+        InfeasibleBudgetError: There is none; ``error.required`` says what would do.
+    """
+    found = _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
+    if found is None:
+        raise InfeasibleBudgetError(
+            budget=budget,
+            required=least_peak(rules),
+            stages=rules.start.gradient,
+            family=family,
+        )
+    makespan, ops = found
+    return Claim(
+        schedule=Schedule(ops),
+        makespan=makespan,
+        lower_bound=makespan,
+        family=family,
+        discards=discards,
+    )
 
 
 def least_peak(rules: _Transitions[_S]) -> int:
@@ -136,30 +141,33 @@ def _cheapest_path(
     """Return the least cost of a path to the last gradient, and the operations along it."""
     start = rules.start
     best = {start: 0}
-    came_from: dict[_S, tuple[_S, Op]] = {}
+    came_from: dict[_S, tuple[_S, tuple[Op, ...]]] = {}
     frontier = [(0, start)]
     while frontier:
         cost, state = heapq.heappop(frontier)
         if cost > best[state]:
             continue
         if state.gradient == 0:
-            return cost, _walk_back(state, came_from)
+            return cost, walk_back(state, came_from)
         for step in rules.steps(state):
             if budget is not None and step.bytes > budget:
                 continue
             next_cost = extend(cost, step)
             if next_cost < best.get(step.after, next_cost + 1):
                 best[step.after] = next_cost
-                came_from[step.after] = (state, step.op)
+                came_from[step.after] = (state, (step.op,))
                 heapq.heappush(frontier, (next_cost, step.after))
     return None
 
 
-def _walk_back(state: _S, came_from: dict[_S, tuple[_S, Op]]) -> tuple[Op, ...]:
-    ops = []
+def walk_back(
+    state: _Node, came_from: Mapping[_Node, tuple[_Node, tuple[Op, ...]]]
+) -> tuple[Op, ...]:
+    """Return the operations on the way to a state, in order."""
+    ops: list[Op] = []
     while state in came_from:
-        state, op = came_from[state]
-        ops.append(op)
+        state, last = came_from[state]
+        ops += reversed(last)
     return tuple(reversed(ops))
 
 
@@ -187,9 +195,7 @@ class ChainTransitions:
         self._every_drop = every_drop or not self._is_plain
         self._records = RecordMasks(profile)
         self._sizes = StateSizes(profile)
-        self._dropped = [
-            (stage.dropped(first=False), stage.dropped(first=True)) for stage in profile.stages
-        ]
+        self._dropped = [stage.dropped_runs[::-1] for stage in profile.stages]
 
     def steps(self, state: ChainState) -> Iterator[Transition[ChainState]]:
         """Yield every valid operation in `state`, whatever memory it needs."""

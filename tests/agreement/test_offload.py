@@ -291,7 +291,7 @@ def test_the_mip_proves_nothing_with_amounts_of_millions() -> None:
     best = solve_offload(
         profile, problem.budget, link=problem.link, method="dp", transfers="interruptible"
     )
-    other = offload_claims.claim(problem, MIP().solver_settings)
+    other = offload_claims.claim(problem, MIP())
     assert best.makespan == Fraction(21538187, 1000)
     assert other.lower_bound <= best.makespan <= other.makespan
 
@@ -309,6 +309,6 @@ def test_nor_of_whole_transfers() -> None:
     )
     problem = OffloadProblem(profile, 27525128, Link(bandwidth=500, duplex="full"))
     best = solve_offload(profile, problem.budget, link=problem.link, method="auto")
-    other = offload_claims.claim(problem, MIP().solver_settings)
+    other = offload_claims.claim(problem, MIP())
     assert best.makespan == Fraction(15131589, 250)
     assert other.lower_bound <= best.makespan <= other.makespan

@@ -66,10 +66,10 @@ def test_the_known_schedule_comes_back_with_what_was_proved(
 ) -> None:
     problem, known = offload_problem(transfers), known_answer()
     ends(monkeypatch, TerminationStatus.LIMIT)
-    claim = offload_claims.claim(problem, MIP().solver_settings, known=known, least=12)
+    claim = offload_claims.claim(problem, MIP(), known=known, least=12)
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (known.schedule, 15, 12)
     ends(monkeypatch, TerminationStatus.LIMIT, 1000.0)
-    claim = offload_claims.claim(problem, MIP().solver_settings, known=known, least=12)
+    claim = offload_claims.claim(problem, MIP(), known=known, least=12)
     assert claim.lower_bound == 15  # a bound never exceeds what is there
 
 
@@ -79,9 +79,7 @@ def test_without_any_schedule_the_bound_is_in_the_error(
 ) -> None:
     ends(monkeypatch, TerminationStatus.LIMIT)
     with pytest.raises(SolverLimitError, match="found no schedule of this") as caught:
-        offload_claims.claim(
-            offload_problem(transfers), MIP().solver_settings, least=Fraction(21, 2)
-        )
+        offload_claims.claim(offload_problem(transfers), MIP(), least=Fraction(21, 2))
     assert caught.value.best_bound == 11
 
 
@@ -90,7 +88,7 @@ def test_a_bound_of_whole_units_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -
     unit = Fraction(offload.build(problem).unit, problem.link.ticks)
     ends(monkeypatch, TerminationStatus.LIMIT, float(13 / unit) - 0.9)
     with pytest.raises(SolverLimitError) as caught:
-        offload_claims.claim(problem, MIP().solver_settings)
+        offload_claims.claim(problem, MIP())
     assert caught.value.best_bound == 13
 
 
@@ -99,7 +97,7 @@ def test_that_nothing_fits_is_a_lie_unless_the_host_has_a_limit(
 ) -> None:
     ends(monkeypatch, TerminationStatus.INFEASIBLE)
     with pytest.raises(CertificateError, match="the MIP says that nothing fits") as caught:
-        offload_claims.claim(offload_problem(), MIP().solver_settings)
+        offload_claims.claim(offload_problem(), MIP())
     assert "counter-example" in caught.value.report
     monkeypatch.undo()
     # Nothing may be away, and with all of it here the budget is too small: HiGHS proves it.
@@ -110,14 +108,14 @@ def test_that_nothing_fits_is_a_lie_unless_the_host_has_a_limit(
 
 def test_other_links_are_refused_where_transfers_are_parted() -> None:
     with pytest.raises(InvalidProfileError, match="interruptible transfers are solved over half-"):
-        offload_claims.claim(offload_problem("interruptible", duplex="full"), MIP().solver_settings)
+        offload_claims.claim(offload_problem("interruptible", duplex="full"), MIP())
 
 
 def test_whole_transfers_in_both_directions_at_once() -> None:
     """Over a full-duplex link, an offload and a prefetch need not wait for each other."""
     problem = offload_problem(duplex="full")
     best = offload_optimum(problem.profile, budget=problem.budget, link=problem.link)
-    claim = offload_claims.claim(problem, MIP(time_limit_s=20).solver_settings)
+    claim = offload_claims.claim(problem, MIP(time_limit_s=20))
     assert claim.makespan == claim.lower_bound == best.makespan
     assert replay_transfers(problem, claim).makespan == best.makespan
 
@@ -149,7 +147,7 @@ def test_values_that_are_no_plan_are_not_decoded() -> None:
 def test_a_plan_that_cannot_be_read_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruptible.InterruptibleFormulation, "decode", lambda _: None)
     problem, known = offload_problem("interruptible"), known_answer()
-    claim = offload_claims.claim(problem, MIP(time_limit_s=20).solver_settings, known=known)
+    claim = offload_claims.claim(problem, MIP(time_limit_s=20), known=known)
     assert (claim.schedule, claim.makespan) == (known.schedule, 15)
     assert 11 < claim.lower_bound <= Fraction(23, 2)  # what HiGHS proved holds all the same
 
@@ -177,7 +175,7 @@ def test_a_model_in_which_nothing_fits_proves_nothing_beyond_it(
         hybrid_claims, "solve", lambda *_: CPOutcome(status=TerminationStatus.INFEASIBLE)
     )
     with pytest.raises(SolverLimitError, match="found no schedule of this 2-stage chain") as caught:
-        hybrid_claims.claim(HYBRID, CPSAT().solver_settings, least=10)
+        hybrid_claims.claim(HYBRID, CPSAT(), least=10)
     assert caught.value.best_bound == LARGEST.bound_outside(HYBRID)
 
 
@@ -188,19 +186,17 @@ def test_out_of_time_the_known_program_and_bound_stay(monkeypatch: pytest.Monkey
         "solve",
         lambda *_: CPOutcome(status=TerminationStatus.LIMIT, bound=None),
     )
-    claim = hybrid_claims.claim(HYBRID, CPSAT().solver_settings, known=known, least=11)
+    claim = hybrid_claims.claim(HYBRID, CPSAT(), known=known, least=11)
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (PROGRAM, 19, 11)
     with pytest.raises(SolverLimitError, match="raise time_limit_s, or use method='auto'"):
-        hybrid_claims.claim(HYBRID, CPSAT().solver_settings, least=11)
+        hybrid_claims.claim(HYBRID, CPSAT(), least=11)
 
 
 def test_cpsat_that_finds_nothing_faster_has_proved_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         hybrid_claims, "solve", lambda *_: CPOutcome(status=TerminationStatus.INFEASIBLE)
     )
-    claim = hybrid_claims.claim(
-        HYBRID, CPSAT().solver_settings, known=known_program(HYBRID), least=11
-    )
+    claim = hybrid_claims.claim(HYBRID, CPSAT(), known=known_program(HYBRID), least=11)
     assert_nothing_faster_is_stated(claim)
 
 
@@ -209,9 +205,9 @@ def test_cpsat_out_of_time_says_what_it_proved(monkeypatch: pytest.MonkeyPatch) 
     late = CPOutcome(status=TerminationStatus.LIMIT, bound=13 * problem.link.ticks)
     monkeypatch.setattr(cpsat_offload, "solve", lambda *_: late)
     with pytest.raises(SolverLimitError, match="use method='heuristics'") as caught:
-        cpsat_offload.claim(problem, CPSAT().solver_settings)
+        cpsat_offload.claim(problem, CPSAT())
     assert caught.value.best_bound == 13
-    claim = cpsat_offload.claim(problem, CPSAT().solver_settings, known=known)
+    claim = cpsat_offload.claim(problem, CPSAT(), known=known)
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (known.schedule, 15, 13)
 
 

@@ -15,12 +15,12 @@ from chainstay.formulations.chain.exactness_conditions import (
     may_record_and_rerun,
 )
 from chainstay.formulations.chain.records import Records
-from chainstay.formulations.claim_builder import makespan_of
 from chainstay.formulations.cpsat import chain as cpsat_chain
 from chainstay.formulations.cpsat import ortools_backend
 from chainstay.formulations.memory_units import enough_bytes, most_bytes, size_divisor
 from chainstay.formulations.settings import Limits
 from chainstay.problems.exactness import is_complete
+from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
@@ -211,7 +211,7 @@ def test_makespans_of_hints_are_those_of_the_simulator() -> None:
     for golden in ALL:
         for schedule in filter(None, golden.schedules.values()):
             replay = simulate(golden.profile, schedule, discards=FREE)
-            assert makespan_of(golden.profile, schedule) == replay.makespan
+            assert time_of(golden.profile, schedule) == replay.makespan
 
 
 @pytest.mark.parametrize("formulation", [MIP, CPSAT])

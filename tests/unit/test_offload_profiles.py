@@ -41,11 +41,9 @@ def test_loads_by_hand() -> None:
 @given(offload_profiles())
 def test_the_peak_is_that_of_running_it(profile: OffloadProfile) -> None:
     machine = OffloadMachine(profile, budget=10**9, link=Link(bandwidth=1))
-    for op in computations(len(profile)):
-        machine.issue(op)
-    machine.finish()
-    assert machine.peak == profile.peak_bytes
-    assert machine.replay().makespan == profile.least_time
+    replay = machine.run(Schedule(computations(len(profile))))
+    assert replay.peak_bytes == profile.peak_bytes
+    assert replay.makespan == profile.least_time
 
 
 @given(chains(families=FAMILIES_WITHOUT_SKIPS))

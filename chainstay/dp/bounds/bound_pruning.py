@@ -25,7 +25,21 @@ _NO_LIMIT: Final = 2.0**61
 
 
 class MultiplierBound(Protocol):
-    """A lower bound for each multiplier of memory; `LagrangianBound` explains the attributes."""
+    """Lower bounds on the overhead of a whole schedule that contains a given sub-chain.
+
+    One for each multiplier of memory.
+
+    Attributes:
+        root: Lower bound on the overhead of any schedule, in ns.
+        slack: What a first limit lies above `root`, as a share of `rerun_time`.
+        memory: M, the bytes besides the network's input.
+        least: Shape (n, n), at [s, t]: bytes that stages s..t need at least; shape (0, 0) if that
+            is not known.
+        rerun_time: Every forward once, in ns.
+        step: Ns per byte between two multipliers.
+        outside: Shape (n, n, multipliers), at [s, t, i]: what a schedule spends outside of stages
+            s..t, which get m bytes, is at least ``outside[s, t, i] + i * step * m`` ns.
+    """
 
     root: float
     slack: float
@@ -44,7 +58,7 @@ class PruningLimit(NamedTuple):
             is a sum of doubles.
         memory: Bytes besides the network's input.
         step: Ns per byte between two multipliers.
-        outside: Least overhead outside of each sub-chain, in ns, as in `LagrangianBound`.
+        outside: Least overhead outside of each sub-chain, in ns, as in `MultiplierBound`.
         least: Shape (n, n), at [s, t]: bytes that stages s..t need at least; or zeros.
     """
 

@@ -23,6 +23,7 @@ __all__ = [
     "KeepPrices",
     "KeptCosts",
     "KnapsackBound",
+    "best_multiplier",
     "knapsack_multiplier",
     "maximiser",
     "option_multiplier",
@@ -134,12 +135,26 @@ class KeepPrices:
 def option_multiplier(by_kind: ArraysByKind, memory: int) -> float:
     """Return the multiplier, in ns per byte, at which the knapsack of all options bounds best."""
     chain = cheaper_kind(by_kind)
-    usual = max(1, int(chain.elapsed[-1])) / max(1, memory)
     prices = KeepPrices(chain, chain.saved, memory)
 
+    def spared(multiplier: float) -> float:
+        return float(prices.at(np.array([multiplier])).spared(chain.elapsed)[-1, 0])
+
+    return best_multiplier(spared, int(chain.elapsed[-1]), memory)
+
+
+def best_multiplier(spared: Callable[[float], float], time: int, memory: int) -> float:
+    """Return the multiplier, in ns per byte, at which what stages cost bounds best.
+
+    Args:
+        spared: What all stages cost at least at a multiplier, in ns.
+        time: Every forward once, in ns.
+        memory: Bytes of the knapsack.
+    """
+    usual = max(1, time) / max(1, memory)
+
     def root(multiplier: float) -> float:
-        spared = prices.at(np.array([multiplier])).spared(chain.elapsed)
-        return float(spared[-1, 0]) - multiplier * memory
+        return spared(multiplier) - multiplier * memory
 
     return maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE, steps=24)
 
@@ -198,7 +213,7 @@ def maximiser(
 
 
 class KnapsackBound:
-    """Lower bounds on the overhead of a whole schedule that contains a given sub-chain.
+    """The bounds of a `MultiplierBound` by knapsacks of saved data.
 
     Where first runs and later ones differ, every cost is the smaller of the two: that only makes
     schedules cheaper.
@@ -207,16 +222,6 @@ class KnapsackBound:
         by_kind: Sizes in bytes, times in ns.
         memory: M, the bytes besides the network's input.
         least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
-
-    Attributes:
-        memory: M, the bytes besides the network's input.
-        least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
-        rerun_time: Every forward once, in ns.
-        root: Lower bound on the overhead of any schedule, in ns.
-        slack: What a first limit lies above `root`, as a share of `rerun_time`.
-        step: Ns per byte between two multipliers.
-        outside: Shape (n, n, multipliers), at [s, t, i]: what a schedule spends outside of stages
-            s..t, which get m bytes, is at least ``outside[s, t, i] + i * step * m`` ns.
 
     Complexity:
         O(n^2) time and memory for each multiplier.

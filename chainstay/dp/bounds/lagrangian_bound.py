@@ -36,7 +36,7 @@ _FINER_WITH_OPTIONS: Final = 2
 
 
 class LagrangianBound:
-    """Lower bounds on the overhead of a whole schedule that contains a given sub-chain.
+    """The bounds of a `MultiplierBound` by a relaxed recurrence.
 
     Args:
         by_kind: Sizes in bytes, times in ns.
@@ -46,16 +46,8 @@ class LagrangianBound:
             persistent schedules.
 
     Attributes:
-        memory: M, the bytes besides the network's input.
-        least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
-        rerun_time: Every forward once, in ns.
-        root: Lower bound on the overhead of any schedule, in ns.
-        slack: What a first limit lies above `root`, as a share of `rerun_time`.
-        step: Ns per byte between two multipliers.
         restarted: Shape (n + 1, multipliers): at [k, i], at most the least, over m, of what stages
             k..n-1 cost after a restart at k with m bytes, plus ``i * step * m``, in ns.
-        outside: Shape (n, n, multipliers): at [s, t, i], what a schedule spends outside of
-            ``O(s, t, m)`` is at least ``outside[s, t, i] + i * step * m`` ns.
 
     Complexity:
         O(n^2) time and memory for each pair of multipliers.

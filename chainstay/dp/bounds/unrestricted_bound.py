@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from chainstay.dp.forward_costs import Array
-from chainstay.profiles import ChainProfile, Stage, StageOption
+from chainstay.profiles import ChainProfile, Stage
 
 _FINE: Final = 2**16
 """Parts of a nanosecond in which times and prices are counted where options keep several stages."""
@@ -45,14 +45,15 @@ def unrestricted_bound(profile: ChainProfile, budget: int) -> int:
     if any(option.stages > 1 for ways in options for option in ways):
         return _bound_with_spans(profile, budget)
     twice = [_twice(stage) for stage in profile.stages]
-    least = [min(time, *map(_first_time, ways)) for time, ways in zip(twice, options, strict=True)]
+    kept = [[option.first.total_time for option in ways] for ways in options]
+    least = [min(time, *times) for time, times in zip(twice, kept, strict=True)]
     # left[k] bytes are for saved data of stages up to k: stage k + 1 and later ones run, too
     room = budget - profile.input_bytes - _needs(profile)
     left = np.minimum.accumulate(room[:0:-1])[::-1]
     segments = [
         segment
         for i, ways in enumerate(options[:-1])
-        for segment in _segments(i, [(o.saved_bytes, twice[i] - _first_time(o)) for o in ways])
+        for segment in _segments(i, [(o.saved_bytes, twice[i] - o.first.total_time) for o in ways])
     ]
     spared = Fraction(0)
     for segment in sorted(segments, key=_Segment.bytes_per_ns):
@@ -91,19 +92,11 @@ def _segments(stage: int, points: list[tuple[int, int]]) -> list[_Segment]:
     return hull
 
 
-def _first_time(option: StageOption) -> int:
-    return option.first.time + option.first.backward_time
-
-
-def _again_time(option: StageOption) -> int:
-    run = option.run(first=False)
-    return run.time + run.backward_time
-
-
 def _twice(stage: Stage) -> int:
     """Return the least ns of a stage that is not kept by its first run."""
     runs = (stage.dropped(first=True), *(option.first for option in stage.all_options))
-    return min(run.time for run in runs) + min(map(_again_time, stage.all_options))
+    again = (option.run(first=False) for option in stage.all_options)
+    return min(run.time for run in runs) + min(run.total_time for run in again)
 
 
 def _needs(profile: ChainProfile) -> Array:
@@ -133,8 +126,8 @@ def _bound_with_spans(profile: ChainProfile, budget: int) -> int:
     gradient = [profile.gradient_bytes(i) for i in range(last + 1)]
     for s, stage in enumerate(profile.stages):
         for option in stage.all_options:
-            end, time = s + option.stages, _first_time(option) * _FINE
-            again = _again_time(option) * _FINE + sum(shares[s:end])
+            end, time = s + option.stages, option.first.total_time * _FINE
+            again = option.run(first=False).total_time * _FINE + sum(shares[s:end])
             late.append((s, end, min(time + shares[s], again), 0))
             early.append((s, end, time, option.saved_bytes if end < last else 0))
             if end == last:  # gradients that pass through count once
@@ -178,13 +171,10 @@ def _shares(profile: ChainProfile) -> list[int]:
 
     In units of ``1 / _FINE`` ns.
     """
-    shares = [
-        _FINE * min(stage.dropped(first=first).time for first in (True, False))
-        for stage in profile.stages
-    ]
+    shares = [_FINE * min(run.time for run in stage.dropped_runs) for stage in profile.stages]
     for s, stage in enumerate(profile.stages):
         for option in stage.all_options:
-            end, time = s + option.stages, min(option.first.time, option.run(first=False).time)
+            end, time = s + option.stages, min(run.time for run in option.runs)
             if (total := sum(shares[s:end])) > time * _FINE:
                 shares[s:end] = [share * time * _FINE // total for share in shares[s:end]]
     return shares

@@ -24,14 +24,7 @@ class RecursionArrays(NamedTuple):
         least_input: Shape (n + 1,), bytes that the input of a stage takes at least: by itself, or
             in saved data; 0 for the network's input.
         gradient: Shape (n + 1,), bytes of gradients.
-        elapsed: Shape (n + 1,), ns: overhead of running stages ``0..i-1``.
-        transit: Shape (n, n), at [s, k-1]: bytes that running ``s..k-1`` needs besides ``δ``.
-        start: Shape (n + 1,): the first option of each stage. In a plain chain option s is stage s.
-        end: Shape (options,): the first stage after those that an option keeps.
-        saved: Shape (options,), bytes of saved data.
-        extra: Shape (options,), ns: overhead of keeping stages under an option.
-        number: Shape (options,): an option's number in the profile.
-        keep_floor: Shape (options, n), at [o, t]: least bytes for ``Fa`` and ``B``.
+        elapsed, transit, start, end, saved, extra, number, keep_floor: As in `ForwardCosts`.
     """
 
     activation: Array

@@ -7,13 +7,13 @@ dropped), so there are more tables; what they mean and why they bound is the sam
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
-from chainstay.dp.bounds.knapsack_bound import knapsack_multiplier, maximiser, spared_time
+from chainstay.dp.bounds.knapsack_bound import best_multiplier, knapsack_multiplier, spared_time
 from chainstay.dp.bounds.lagrangian_bound import SLACK_WITH_OPTIONS, LagrangianBound
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.free_discards.sizes import HELD, RETURNED, STAYS, Sizes, SizesByKind
@@ -23,23 +23,15 @@ __all__ = ["FreeDiscardsBound"]
 
 _Floats = NDArray[np.float64]
 
-_MULTIPLIER_RANGE: Final = 256.0
-
 
 class FreeDiscardsBound:
-    """Lower bounds on the overhead of a whole schedule that contains a given sub-chain.
+    """The bounds of a `MultiplierBound` under free discards; no least memory is known here.
 
     Args:
         by_kind: Sizes and times of the chain.
         memory: M, the bytes besides the network's input.
 
     Attributes:
-        memory: M, the bytes besides the network's input.
-        least: Shape (0, 0): no least memory of a sub-chain is known here.
-        rerun_time: Every forward once, in ns.
-        root: Lower bound on the overhead of any schedule under free discards, in ns.
-        slack: What a first limit lies above `root`, as a share of `rerun_time`.
-        step: Ns per byte between two multipliers.
         outside: Shape (2, n, n, multipliers), at [held, s, t, i]: what a schedule spends outside
             of a sub-chain s..t with m bytes is at least ``outside[held, s, t, i] + i * step * m``
             ns.
@@ -133,13 +125,12 @@ def _left_held(sizes: Sizes) -> Array:
 
 def _option_multiplier(sizes: Sizes, memory: int) -> float:
     """Return the multiplier, in ns per byte, at which the knapsack of all options bounds best."""
-    usual = max(1, int(sizes.elapsed[-1])) / max(1, memory)
 
-    def root(multiplier: float) -> float:
+    def spared(multiplier: float) -> float:
         kept = np.minimum.reduceat(sizes.extra + sizes.saved * multiplier, sizes.start[:-1])
-        return float(np.minimum(np.diff(sizes.elapsed), kept).sum()) - multiplier * memory
+        return float(np.minimum(np.diff(sizes.elapsed), kept).sum())
 
-    return maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE, steps=24)
+    return best_multiplier(spared, int(sizes.elapsed[-1]), memory)
 
 
 @kernel

@@ -137,7 +137,7 @@ def sizes_of(profile: ChainProfile, rules: Discards) -> tuple[SizesByKind, int]:
     def sizes(*, is_first: bool) -> tuple[Sizes, Array]:
         dropped = [stage.dropped(first=is_first) for stage in profile.stages]
         runs = [option.run(first=is_first) for option in kept]
-        time = np.array([run.time + run.backward_time for run in runs])
+        time = np.array([run.total_time for run in runs])
         record = saved + np.array([run.overhead_bytes for run in runs])
         least_record = np.concatenate([np.minimum.reduceat(record, start[:-1]), record[under[n:]]])
         return Sizes(

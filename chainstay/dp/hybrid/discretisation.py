@@ -20,7 +20,7 @@ from chainstay.dp.hybrid.completion_bounds import (
 )
 from chainstay.dp.hybrid.label_setting import CompletionBounds, SearchLimits, search
 from chainstay.dp.hybrid.labels import Labels, no_labels
-from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, fill_column
+from chainstay.dp.hybrid.recompute_fronts import FrontPlan, RecomputeFronts, fill_column
 from chainstay.dp.hybrid.slot_chain import FINITE, INFINITE, SlotChain
 
 _Floats: TypeAlias = NDArray[np.float64]
@@ -199,9 +199,5 @@ def _neighbours(weights: Weights, step: float) -> Iterator[Weights]:
 def _doubled(fronts: RecomputeFronts) -> RecomputeFronts:
     """Return `fronts` with room for twice as many plans."""
     return fronts._replace(
-        base=np.concatenate([fronts.base, fronts.base]),
-        demand=np.concatenate([fronts.demand, fronts.demand]),
-        choice=np.concatenate([fronts.choice, fronts.choice]),
-        later=np.concatenate([fronts.later, fronts.later]),
-        sooner=np.concatenate([fronts.sooner, fronts.sooner]),
+        **{name: np.tile(getattr(fronts, name), 2) for name in FrontPlan._fields}
     )

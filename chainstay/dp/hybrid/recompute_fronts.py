@@ -79,11 +79,7 @@ class DraftFront(NamedTuple):
     """A front while it is being made, and what its forwards need.
 
     Attributes:
-        base: At [plan]: the time it takes where nothing has to come back.
-        demand: At [plan]: slots, as in `RecomputeFronts`.
-        choice: At [plan]: as in `RecomputeFronts`.
-        later: At [plan]: the plan of what runs later, if that is part of it.
-        sooner: At [plan]: the plan of what runs sooner, if that is part of it.
+        base, demand, choice, later, sooner: At [plan], as in `RecomputeFronts`.
         length: Shape (1,): the number of plans; -1 if there is no room for them.
         needed: At [k]: slots that forwards i..k need at most.
         pending: At [k]: that less what came back since, at most.

@@ -9,6 +9,7 @@ without a link. So T is at least the bound on schedules without transfers in
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from fractions import Fraction
 
 from chainstay.dp.bounds.unrestricted_bound import unrestricted_bound
@@ -33,14 +34,10 @@ def hybrid_bound(profile: ChainProfile, budget: int, link: Link) -> int:
         away = int(Fraction(link.bandwidth) * makespan / 2)
         return unrestricted_bound(profile, budget + away)
 
-    low, high = profile.least_time, max(profile.least_time, unrestricted_bound(profile, budget))
-    while low < high:
-        middle = (low + high) // 2
-        if without_link(middle) <= middle:
-            high = middle
-        else:
-            low = middle + 1
-    if low == profile.least_time:
-        return low
-    # Makespans between low - 1 and low may do, too, where the bound allows that.
-    return max(low - 1, without_link(low))
+    shortest = profile.least_time
+    makespans = range(shortest, max(shortest, unrestricted_bound(profile, budget)))
+    least = shortest + bisect_left(makespans, x=True, key=lambda time: without_link(time) <= time)
+    if least == shortest:
+        return least
+    # Makespans between least - 1 and least may do, too, where the bound allows that.
+    return max(least - 1, without_link(least))

@@ -34,7 +34,7 @@ It is exact among canonical persistent schedules, not among all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -65,7 +65,7 @@ from chainstay.dp.join.sizes import (
     recursions_of,
     states_of,
 )
-from chainstay.dp.recursion import Decide, assemble, forwards_dropping_inputs
+from chainstay.dp.recursion import Decide, assemble, forwards_dropping_inputs, unfold
 from chainstay.dp.table import Table
 from chainstay.profiles import JoinProfile
 from chainstay.schedule import Op, OpKind, Schedule
@@ -145,7 +145,8 @@ class _CanonicalProgram:
 
     def schedule(self, m: int) -> Schedule:
         """Return the schedule from the start, with m bytes besides the branches' inputs."""
-        return Schedule(tuple(self._walk(_Rest(0, len(self.profile.closing), m))))
+        whole = _Rest(0, len(self.profile.closing), m)
+        return unfold(whole, self._decided)  # type: ignore[arg-type]  # mypy sees no part in it
 
     def is_chosen(self, rest: _Rest, move: _Move) -> bool:
         """Return whether this move attains what the tables hold."""
@@ -155,20 +156,11 @@ class _CanonicalProgram:
         """Return the decisions within a chain in one of its cases."""
         raise NotImplementedError
 
-    def _walk(self, start: _Rest) -> Iterator[Op]:
-        """Yield the operations of all chosen moves, in order."""
-        pending: list[_Item] = [start]
-        while pending:
-            item = pending.pop()
-            match item:
-                case Op():
-                    yield item
-                case _Part():
-                    yield from self._solved(item)
-                case _Rest():
-                    moves = self._moves(item)
-                    chosen = next(move for move in moves if self.is_chosen(item, move))
-                    pending += reversed(chosen.items)
+    def _decided(self, item: _Part | _Rest) -> Iterable[_Item]:
+        """Return what a part of a chain, or the chosen move of a state, consists of, in order."""
+        if isinstance(item, _Part):
+            return self._solved(item)
+        return next(move for move in self._moves(item) if self.is_chosen(item, move)).items
 
     def _solved(self, part: _Part) -> Iterator[Op]:
         """Yield the operations of a part of a chain."""

@@ -11,8 +11,9 @@ from chainstay.dp.join.half_sums import HalfSums
 from chainstay.dp.join.sizes import in_units, states_of
 from chainstay.dp.join.slots import SlotProgram
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, Stage
-from chainstay.schedule import Discards, OpKind, Schedule
+from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
 
 _MOST_BRANCHES: Final = 4
@@ -128,7 +129,7 @@ def _both_ways(
         schedule = program.schedule(budget // unit - program.inputs)
     else:  # only rounding made it infeasible: fall back on what is known to fit
         schedule = least.schedule(budget - least.inputs)
-        overhead = _time(profile, schedule) - program.base_time
+        overhead = time_of(profile, schedule) - program.base_time
     makespan = overhead + program.base_time
     if all(size % unit == 0 for size in _sizes(profile)):
         return schedule, makespan, makespan
@@ -201,31 +202,8 @@ def _sizes(profile: JoinProfile) -> Iterator[int]:
 def _stage_sizes(stage: Stage) -> Iterator[list[int]]:
     """Yield the sizes of a stage, by what they are of: under all options, in all kinds of runs."""
     options = stage.all_options
-    runs = [run for option in options for run in (option.first, option.run(first=False))]
-    runs += [stage.dropped(first=is_first) for is_first in (True, False)]
     yield [stage.output_bytes]
     yield [option.saved_bytes for option in options]
     yield [stage.gradient_bytes]
-    yield [run.overhead_bytes for run in runs]
+    yield [run.overhead_bytes for run in stage.all_runs]
     yield [option.backward_overhead_bytes for option in options]
-
-
-def _time(profile: JoinProfile, schedule: Schedule) -> int:
-    """Return the time of all operations, in ns."""
-    total = 0
-    has_run = set[tuple[int | None, int]]()
-    kept: dict[tuple[int | None, int], int] = {}
-    for op in schedule:
-        at = (op.branch, op.stage)
-        chain = profile.closing if op.branch is None else profile.branches[op.branch]
-        if op.kind is OpKind.FORWARD_KEEP_ALL:
-            run = chain.stages[op.stage].all_options[op.option].run(first=at not in has_run)
-            total += run.time
-            kept[at] = run.backward_time
-        elif op.kind.is_forward:
-            total += chain.stages[op.stage].dropped(first=at not in has_run).time
-        elif op.kind is OpKind.BACKWARD:
-            total += kept[at]
-        if op.kind.is_forward:
-            has_run.add(at)
-    return total

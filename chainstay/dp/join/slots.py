@@ -47,7 +47,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from chainstay.dp.join.reversal import IMPOSSIBLE, Counts, forwards_table, reversal
-from chainstay.dp.recursion import forwards_dropping_inputs
+from chainstay.dp.recursion import forwards_dropping_inputs, unfold
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import HomogeneousJoin, kept_gradients
 from chainstay.schedule import Op, OpKind, Schedule
@@ -55,6 +55,8 @@ from chainstay.solution import Family
 
 _Key: TypeAlias = tuple[int, int]
 """Tail steps that remain, and whether their last gradient is held (1) or not (0)."""
+_Entry: TypeAlias = tuple[tuple[int, ...], int, int, int]
+"""The arguments ``q, p, d, c`` of an entry."""
 _LARGEST_TABLE: Final = 2**28
 """The most entries of all tables together."""
 
@@ -201,7 +203,7 @@ class SlotProgram:
     def schedule(self, slots: int) -> Schedule:
         """Return an optimal schedule with so many slots, which must be enough."""
         self.extend(slots)
-        return Schedule(tuple(self.walk(self._lengths, self._tail, 0, slots)))
+        return self.solved(self._lengths, self._tail, 0, slots)
 
     def _forwards(self, slots: int) -> int:
         """Return the least number of forwards with so many slots."""
@@ -279,25 +281,17 @@ class SlotProgram:
         """Return the least forwards of ``R(q, p, c, d)``; the tables of c slots must be filled."""
         return int(self._levels[c][p, d][q])
 
-    def walk(self, q: tuple[int, ...], p: int, d: int, c: int) -> Iterator[Op]:
-        """Yield the schedule of an entry, found again by its value."""
-        pending: list[Iterator[Op] | tuple[tuple[int, ...], int, int, int]]
-        pending = [(q, p, d, c)]
-        while pending:
-            item = pending.pop()
-            if isinstance(item, tuple):
-                pending += reversed(list(self._decided(*item)))
-            else:
-                yield from item
+    def solved(self, q: tuple[int, ...], p: int, d: int, c: int) -> Schedule:
+        """Return the schedule of an entry, found again by its value."""
+        return unfold((q, p, d, c), self._decided)
 
-    def _decided(
-        self, q: tuple[int, ...], p: int, d: int, c: int
-    ) -> Iterator[Iterator[Op] | tuple[tuple[int, ...], int, int, int]]:
+    def _decided(self, entry: _Entry) -> Iterator[Op | _Entry]:
         """Yield what an entry consists of, in order."""
+        q, p, d, c = entry
         target, k = int(self._levels[c][p, d][q]), len(self._lengths)
         if not any(q) and target == self._at_join(p, d, c):
             slots = c - k + 1
-            yield reversal(None, 0, p, slots) if d else self._chain(p, slots)
+            yield from reversal(None, 0, p, slots) if d else self._chain(p, slots)
             return
         for m, i in ((j, i) for j, n in enumerate(q) for i in range(1, n + 1)):
             left = (*q[:m], q[m] - i, *q[m + 1 :])
@@ -305,15 +299,15 @@ class SlotProgram:
             behind = int(self._levels[c - 1][p, d][left])
             if target == i + behind + int(self._reversals[max(c - beside, 0), i]):
                 start = self._lengths[m] - q[m]
-                yield forwards_dropping_inputs(start, start + i - 1, m)
+                yield from forwards_dropping_inputs(start, start + i - 1, m)
                 yield left, p, d, c - 1
-                yield reversal(m, start, i, c - beside)
+                yield from reversal(m, start, i, c - beside)
                 return
         for i, cost in self._tail_cuts(p, d, c):
             has_room = c >= k + sum(n > 0 for n in q) + d
             if has_room and target == cost + sum(q) + int(self._levels[c][i, 1][q]):
-                yield self._through_the_join(q, i)
-                yield reversal(None, i, p - i, c - k) if d else self._chain(p - i, c - k)
+                yield from self._through_the_join(q, i)
+                yield from reversal(None, i, p - i, c - k) if d else self._chain(p - i, c - k)
                 yield q, i, 1, c
                 return
 
@@ -335,5 +329,5 @@ class SlotProgram:
             yield Op(OpKind.TURN)
             return
         assert self._alone is not None, "only tails end with a chain"
-        for op in self._alone.walk((steps,), 0, 0, slots):
+        for op in self._alone.solved((steps,), 0, 0, slots):
             yield op if op.kind is OpKind.TURN else Op(op.kind, op.stage)

@@ -46,9 +46,7 @@ class Greedy:
                 f"greedy moves parts of activations, and transfers are {problem.transfers}; use "
                 "transfers='fractional', or method='auto'"
             )
-        problem.require_feasible()
-        plan = fluid_plan(problem, greedy_amounts(problem))
-        assert plan is not None, "what is feasible is feasible with the oldest activations away"
+        plan = _greedy_plan(problem)
         return _claim(plan, plan.makespan, Family.ALL)
 
 
@@ -125,11 +123,14 @@ def fractional_optimum(problem: OffloadProblem) -> Time:
     Raises:
         InfeasibleBudgetError: Not one stage at a time fits.
     """
+    return _greedy_plan(replace(problem, link=problem.link.relaxed)).makespan
+
+
+def _greedy_plan(problem: OffloadProblem) -> FluidPlan:
     problem.require_feasible()
-    problem = replace(problem, link=problem.link.relaxed)
     plan = fluid_plan(problem, greedy_amounts(problem))
     assert plan is not None, "what is feasible is feasible with the oldest activations away"
-    return plan.makespan
+    return plan
 
 
 def promising_sets(problem: OffloadProblem, slots: int = 500) -> list[frozenset[int]]:

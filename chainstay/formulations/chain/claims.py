@@ -9,10 +9,11 @@ from typing import Final
 
 from chainstay.formulations import highs_backend as backends
 from chainstay.formulations.chain.formulation import ChainFormulation, build
-from chainstay.formulations.claim_builder import ClaimBuilder, makespan_of, unproved
+from chainstay.formulations.claim_builder import ClaimBuilder, unproved
 from chainstay.formulations.highs_backend import HighsResult
 from chainstay.formulations.memory_units import size_divisor
 from chainstay.formulations.settings import Limits, SolverSettings, TerminationStatus
+from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
@@ -31,13 +32,13 @@ def claim(
     profile: ChainProfile, budget: int, settings: SolverSettings, hint: Schedule | None
 ) -> Claim:
     """Return what `MIP.__call__` promises, for these settings."""
-    discards, limits = settings.discards, settings.limits
+    discards, limits = Discards(settings.discards), settings.limits
     formulation = build(profile, budget, discards=discards)
     question = ClaimBuilder(
         profile=profile,
         budget=budget,
         discards=discards,
-        method=settings.method,
+        method=str(settings),
         hint=hint,
         has_start=hint is not None and formulation.encode(hint),
     )
@@ -47,7 +48,7 @@ def claim(
     found = None
     if outcome.has_values:
         schedule = formulation.decode()
-        found = schedule, makespan_of(profile, schedule)
+        found = schedule, time_of(profile, schedule)
     return question.claim(outcome.status, found, _lower_bound(formulation, outcome.bound))
 
 

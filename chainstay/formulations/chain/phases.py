@@ -176,7 +176,7 @@ class Phases:
         The first phase runs every stage once, and twice where ``Fa`` comes before.
         """
         stage, made = self.profile.stages[j], self.makes_output(k, j)
-        first, again = (quantity(stage.dropped(first=is_first)) for is_first in (True, False))
+        first, again = map(quantity, stage.dropped_runs)
         if not self._is_first(k) or j == k:
             return again * made
         second = (again - first) * (self.runs(k, j) - 1) if again != first else 0

@@ -113,11 +113,10 @@ class Records:
     @cached_property
     def time_unit(self) -> int:
         """Greatest common divisor of the times of forwards and of these differences, in ns."""
-        times = [self.backward_excess(record) for record in self.all]
-        for first in (True, False):
-            times += [record.costs.run(first=first).time for record in self.all]
-            times += [stage.dropped(first=first).time for stage in self.profile.stages]
-        return math.gcd(*times) or 1
+        excesses = (self.backward_excess(record) for record in self.all)
+        kept = (run.time for record in self.all for run in record.costs.runs)
+        dropped = (run.time for stage in self.profile.stages for run in stage.dropped_runs)
+        return math.gcd(*excesses, *kept, *dropped) or 1
 
     @cached_property
     def _least_backward(self) -> list[int]:
@@ -167,11 +166,8 @@ class Records:
             if self._replacements[i][k] != k:
                 continue
             is_last = i + option.stages == len(self.profile)  # made in the first phase only
-            kinds = (None,) if is_last or _has_one_backward(option) else (True, False)
-            for first in kinds:
+            first_run, later_run = option.runs
+            is_one = is_last or first_run.backward_time == later_run.backward_time
+            for first in (None,) if is_one else (True, False):
                 yield Record(stage=i, number=number, option=k, costs=option, first=first)
                 number += 1
-
-
-def _has_one_backward(option: StageOption) -> bool:
-    return option.run(first=True).backward_time == option.run(first=False).backward_time

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from chainstay.formulations.chain.exactness_conditions import may_discard_in_a_phase
 from chainstay.formulations.chain.records import Records
-from chainstay.formulations.claim_builder import makespan_of
-from chainstay.formulations.cpsat.chain_codec import decode, encode
+from chainstay.formulations.cpsat.chain_codec import decode, runs_of
 from chainstay.formulations.cpsat.chain_constraints import CONSTRAINTS
 from chainstay.formulations.cpsat.chain_cuts import add_cuts
 from chainstay.formulations.cpsat.chain_memory import (
@@ -16,14 +15,7 @@ from chainstay.formulations.cpsat.chain_memory import (
     kept_cost,
     limit_memory,
 )
-from chainstay.formulations.cpsat.chain_variables import (
-    FORMS,
-    ChainVariables,
-    DataKind,
-    Key,
-    StoredKey,
-    TimePoint,
-)
+from chainstay.formulations.cpsat.chain_variables import FORMS, ChainVariables, TimePoint
 from chainstay.formulations.cpsat.ortools_backend import (
     CpSatResult,
     Model,
@@ -33,6 +25,7 @@ from chainstay.formulations.cpsat.ortools_backend import (
 )
 from chainstay.formulations.memory_units import most_bytes, size_divisor
 from chainstay.formulations.settings import Limits, TerminationStatus
+from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile, RunCost
 from chainstay.schedule import Discards, Schedule
 
@@ -59,19 +52,22 @@ class ChainProgram:
         """Start the search from `schedule`, and look for no slower one, if the model has it.
 
         Returns:
-            Whether it has: the solver itself checks every constraint. A schedule that is slower
-            when its forwards run in the model's order counts as one that it lacks.
+            Whether it has one of the same forwards: the solver itself checks every constraint. A
+            schedule that is slower when its forwards run in the model's order counts as one that
+            it lacks.
         """
-        facts = encode(self.variables, schedule)
+        runs = runs_of(self.variables, schedule)
         for key, variable in self.variables.by_key.items():
-            self.model.add_hint(variable, key in facts)
+            if key[0] in ("ran", "kept"):
+                self.model.add_hint(variable, key in runs)
         found = solve(self.model, limits, only_the_hint=True)
+        self.model.clear_hints()
+        makespan = time_of(self.variables.profile, schedule)
         is_there = found.status is TerminationStatus.OPTIMAL
-        if not is_there or self.makespan(found.objective) > makespan_of(
-            self.variables.profile, schedule
-        ):
-            self.model.clear_hints()
+        if not is_there or self.makespan(found.objective) > makespan:
             return False
+        for variable in self.variables.by_key.values():
+            self.model.add_hint(variable, found.is_on(variable))
         self.model.add(_forward_time(self.variables, self.time_unit) <= found.objective)
         return True
 
@@ -81,13 +77,7 @@ class ChainProgram:
 
     def decode(self, outcome: CpSatResult) -> Schedule:
         """Return the schedule that the solver found."""
-
-        def is_so(key: Key) -> bool:
-            if key in self.variables.by_key:
-                return outcome.is_on(self.variables.by_key[key])
-            return isinstance(key, StoredKey) and key.what is DataKind.ACTIVATION and key.item == 0
-
-        return decode(self.variables, is_so)
+        return decode(self.variables, outcome.is_on)
 
 
 def build(
@@ -136,11 +126,10 @@ def require_countable(profile: ChainProfile) -> None:
     Raises:
         InvalidProfileError: The text names the sum and the limit.
     """
-    slowest = 0
-    for stage in profile.stages:
-        runs = [option.run(first=first) for option in stage.all_options for first in (True, False)]
-        runs += [stage.dropped(first=first) for first in (True, False)]
-        slowest += max(run.time for run in runs) + max(run.backward_time for run in runs)
+    slowest = sum(
+        max(run.time for run in stage.all_runs) + max(run.backward_time for run in stage.all_runs)
+        for stage in profile.stages
+    )
     require_exact(max(2 * most_bytes(profile), len(FORMS) * len(profile) * slowest))
 
 

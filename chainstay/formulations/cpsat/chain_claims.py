@@ -15,13 +15,13 @@ def claim(
     profile: ChainProfile, budget: int, settings: SolverSettings, hint: Schedule | None
 ) -> Claim:
     """Return what `CPSAT.__call__` promises, for these settings."""
-    discards, limits = settings.discards, settings.limits
+    discards, limits = Discards(settings.discards), settings.limits
     program = build(profile, budget, discards=discards)
     question = ClaimBuilder(
         profile=profile,
         budget=budget,
         discards=discards,
-        method=settings.method,
+        method=str(settings),
         hint=hint,
         has_start=hint is not None and program.start_from(hint, limits),
     )

@@ -150,7 +150,7 @@ def dropped_cost(
     The first phase runs every stage once, and twice where ``Fa`` comes before.
     """
     stage, made = variables.profile.stages[j], sum(variables.made(k, j))
-    first, again = (quantity(stage.dropped(first=is_first)) for is_first in (True, False))
+    first, again = map(quantity, stage.dropped_runs)
     if first == again or j == k or not variables.is_first(k):
         return again * made
     return first * made + (again - first) * (sum(variables.runs(k, j)) - 1)

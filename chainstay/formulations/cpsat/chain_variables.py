@@ -24,10 +24,10 @@ variable (Boolean)          meaning
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
-from typing import Final, NamedTuple, TypeAlias
+from enum import Enum, auto
+from typing import Final, TypeAlias
 
 from chainstay.formulations.chain.records import Record, Records
 from chainstay.formulations.cpsat.ortools_backend import Literal, Model
@@ -38,13 +38,6 @@ FORMS: Final = (OpKind.FORWARD_KEEP_ALL, OpKind.FORWARD_KEEP_INPUT, OpKind.FORWA
 """Forms of a forward, in the order in which they run at one turn."""
 
 
-class DataKind(StrEnum):
-    """The kinds of data that memory holds besides one gradient, as an `Item` names them."""
-
-    ACTIVATION = "a"
-    SAVED = "b"
-
-
 class TimePoint(Enum):
     """Points in time within a phase."""
 
@@ -53,29 +46,8 @@ class TimePoint(Enum):
     END = auto()
 
 
-class RanKey(NamedTuple):
-    """The meaning of a variable: `stage` ran as `form` in `phase`; ``Fa`` left record `number`."""
-
-    form: OpKind
-    phase: int
-    stage: int
-    number: int = 0
-
-
-class StoredKey(NamedTuple):
-    """The meaning of a variable: ``a^item`` or ``ā^item`` was stored at a time point of `phase`.
-
-    Of ``ā^item``, `number` tells the records of a stage apart.
-    """
-
-    what: DataKind
-    when: TimePoint
-    phase: int
-    item: int
-    number: int = 0
-
-
-Key: TypeAlias = RanKey | StoredKey
+Key: TypeAlias = tuple[str | OpKind | TimePoint | int, ...]
+"""The meaning of a variable: its name, and the indices of the table above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +60,8 @@ class ChainVariables:
         discards: Which operations may remove data.
         drops: Whether discards may come in the middle of a phase.
         by_key: The variables by meaning; what is always or never so has none.
+        always: The constant for what is always so.
+        never: The constant for what is never so.
     """
 
     model: Model
@@ -95,10 +69,14 @@ class ChainVariables:
     discards: Discards
     drops: bool
     by_key: dict[Key, Literal] = field(default_factory=dict)
+    always: Literal = field(init=False)
+    never: Literal = field(init=False)
 
     def __post_init__(self) -> None:
         for key in self._keys():
             self.by_key[key] = self.model.new_bool_var("")
+        object.__setattr__(self, "always", self.model.new_constant(1))
+        object.__setattr__(self, "never", self.model.new_constant(0))
 
     @property
     def profile(self) -> ChainProfile:
@@ -121,11 +99,11 @@ class ChainVariables:
 
     def ran(self, form: OpKind, k: int, j: int) -> Literal:
         """Return whether stage j runs as `form`, ``Fc`` or ``Fn``, in phase k."""
-        return self._literal(RanKey(form, k, j))
+        return self.by_key.get(("ran", form, k, j), self.never)
 
     def kept(self, k: int, record: Record) -> Literal:
         """Return whether `record` is made in phase k."""
-        return self._literal(RanKey(FORMS[0], k, *record.key))
+        return self.by_key.get(("kept", k, *record.key), self.never)
 
     def runs(self, k: int, j: int) -> list[Literal]:
         """Return the literals of all ways to run stage j in phase k, alone or with others."""
@@ -138,11 +116,11 @@ class ChainVariables:
 
     def stored(self, when: TimePoint, k: int, i: int) -> Literal:
         """Return whether ``a^i`` is stored at a time point of phase k."""
-        return self._literal(StoredKey(DataKind.ACTIVATION, when, k, i))
+        return self.by_key.get(("stored", when, k, i), self.never if i else self.always)
 
     def recorded(self, when: TimePoint, k: int, record: Record) -> Literal:
         """Return whether `record` is stored at a time point of phase k."""
-        return self._literal(StoredKey(DataKind.SAVED, when, k, *record.key))
+        return self.by_key.get(("recorded", when, k, *record.key), self.never)
 
     def holding(self, when: TimePoint, k: int, i: int) -> list[Literal]:
         """Return the literals of all that may hold ``a^i`` in phase k: itself, and records."""
@@ -158,30 +136,16 @@ class ChainVariables:
         """Return whether k is the first phase, in which every stage has its first run."""
         return k == len(self.profile) - 1
 
-    def _literal(self, key: Key) -> Literal:
-        """Return the variable of a meaning, or a constant."""
-        if key in self.by_key:
-            return self.by_key[key]
-        is_input = isinstance(key, StoredKey) and key.what is DataKind.ACTIVATION and key.item == 0
-        return self.model.new_constant(is_input)
-
-    def _keys(self) -> list[Key]:
-        """Return the meanings that need a variable."""
-        keep_all, keep_input, drop_input = FORMS
-        keys: list[Key] = []
+    def _keys(self) -> Iterator[Key]:
+        """Yield the meanings that need a variable."""
         for k, i in self.turns:
-            records = self.fitting(k, self.records.starting(i))
-            made = [record for record in records if record.is_made(first=self.is_first(k))]
-            keys += [RanKey(keep_all, k, *record.key) for record in made]
-            keys += [RanKey(keep_input, k, i)] * (i < k)
-            keys += [RanKey(drop_input, k, i)] * (0 < i < k)
-            times = [
-                when for when in TimePoint if when is not TimePoint.START or not self.is_first(k)
-            ]
-            keys += [StoredKey(DataKind.ACTIVATION, when, k, i) for when in times if i]
-            keys += [
-                StoredKey(DataKind.SAVED, when, k, *record.key)
-                for record in records
-                for when in times
-            ]
-        return keys
+            is_first, records = self.is_first(k), self.fitting(k, self.records.starting(i))
+            times = [when for when in TimePoint if not (is_first and when is TimePoint.START)]
+            made = (record for record in records if record.is_made(first=is_first))
+            yield from (("kept", k, *record.key) for record in made)
+            if i < k:
+                yield "ran", OpKind.FORWARD_KEEP_INPUT, k, i
+            if 0 < i < k:
+                yield "ran", OpKind.FORWARD_DROP, k, i
+            yield from (("stored", when, k, i) for when in times if i)
+            yield from (("recorded", when, k, *r.key) for r in records for when in times)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from chainstay.formulations.cpsat.chain_claims import claim
-from chainstay.formulations.settings import Limits, SolverSettings, require_settings
+from chainstay.formulations.settings import SolverSettings
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Discards, Schedule
+from chainstay.schedule import Schedule
 from chainstay.solution import Claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CPSAT:
+class CPSAT(SolverSettings):
     """Solve a chain as a constraint program with OR-Tools' CP-SAT.
 
     Chains may have skips, stage options, costs by kind of run and options of several stages.
@@ -32,50 +33,14 @@ class CPSAT:
         'cpsat (10 s, table1)'
     """
 
-    time_limit_s: float = 60.0
     workers: int = 1
-    seed: int = 0
-    discards: Discards | str = Discards.TABLE1
-
-    def __post_init__(self) -> None:
-        require_settings(
-            discards=self.discards,
-            time_limit_s=self.time_limit_s,
-            seed=self.seed,
-            workers=self.workers,
-        )
-        object.__setattr__(self, "discards", Discards(self.discards))
+    threads_setting: ClassVar[str] = "workers"
 
     def __str__(self) -> str:
         return f"cpsat ({self.time_limit_s:g} s, {self.discards})"
 
-    @property
-    def solver_settings(self) -> SolverSettings:
-        """These settings, as claims need them."""
-        limits = Limits(time_s=self.time_limit_s, threads=self.workers, seed=self.seed)
-        return SolverSettings(method=str(self), discards=Discards(self.discards), limits=limits)
-
     def __call__(
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
-        """Return the fastest schedule of `profile` within `budget` bytes, as far as time allows.
-
-        Args:
-            profile: The chain.
-            budget: Bytes.
-            hint: A schedule known to be valid within the budget: the solver starts from
-                it and looks for no slower one.
-
-        Returns:
-            The schedule, and a bound for its family: `Family.ALL` that `discards` allows
-            when gradients, saved data and overheads are of the usual proportions
-            (`problems.exactness.is_complete`), else `Family.SINGLE_SWEEP`.
-
-        Raises:
-            InfeasibleBudgetError: No schedule of the family fits.
-            SolverLimitError: Time ran out with nothing to show, or, after proving that
-                nothing fits, before the least budget was known.
-            InvalidProfileError: The sizes or times add up to more than 2**53.
-            BackendError: OR-Tools is missing, or CP-SAT failed.
-        """
-        return claim(profile, budget, self.solver_settings, hint)
+        """Return the fastest schedule that CP-SAT finds; see `SolverSettings`."""
+        return claim(profile, budget, self, hint)

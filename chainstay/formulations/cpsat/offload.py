@@ -100,11 +100,6 @@ class OffloadProgram:
         """Return the step at which computation `number` ends."""
         return self.starts[number] + self.times[number]
 
-    def number(self, op: Op) -> int:
-        """Return the number of a computation: forwards 0 .. n-1, then backwards n-1 .. 0."""
-        last = 2 * len(self.problem.profile) - 1
-        return last - op.stage if op.kind is OpKind.BACKWARD else op.stage
-
     def store(
         self, start: TimeSteps, end: TimeSteps, size: int, only_if: Literal | None = None
     ) -> None:

@@ -101,9 +101,8 @@ class ByteFormulation:
     def _times(self) -> Iterator[int]:
         """Yield every time, in ns, that the objective counts."""
         for u in self.stages:
-            for is_first in (True, False):
-                yield self._stage(u).dropped(first=is_first).time
-                yield from (r.option.run(first=is_first).time for r in self.records[u])
+            yield from (run.time for run in self._stage(u).dropped_runs)
+            yield from (run.time for r in self.records[u] for run in r.option.runs)
             yield from (r.backward_time - self.backward_times[u] for r in self.records[u])
 
     def _price(self, t: int, u: _Index) -> None:

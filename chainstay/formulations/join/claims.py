@@ -132,7 +132,7 @@ def _claim(
 
 def _solve(program: IntegerProgram, solver: MIP | CPSAT) -> SolverAnswer:
     solve = solve_by_cpsat if isinstance(solver, CPSAT) else solve_by_highs
-    return solve(program, solver.solver_settings.limits)
+    return solve(program, solver.limits)
 
 
 def _family(profile: Join) -> Family:

@@ -46,8 +46,6 @@ class CutAssignment:
         InvalidProfileError: The join has a tail.
     """
 
-    size_unit = 1
-
     def __init__(self, profile: HomogeneousJoin, keep: tuple[bool, ...], slots: int) -> None:
         if profile.tail_length:
             raise InvalidProfileError(

@@ -33,7 +33,7 @@ def records(stage: Stage, phases: int) -> list[PhaseRecord]:
     options, found = stage.all_options, list[PhaseRecord]()
     for number in undominated(options):
         option = options[number]
-        first, again = (option.run(first=is_first).backward_time for is_first in (True, False))
+        first, again = (run.backward_time for run in option.runs)
         if first == again:
             found.append(PhaseRecord(number, option, range(phases), first))
         else:

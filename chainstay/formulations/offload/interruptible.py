@@ -48,12 +48,9 @@ _ERROR: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class InterruptibleFormulation(OffloadModel):
-    """A Pyomo model and the meaning of its variables.
+    """A model that minimises ``model.idle``, in units, and the meaning of its variables.
 
     Attributes:
-        model: Minimises ``model.idle``, in units.
-        problem: The problem that it states.
-        unit: Ticks of the link in a unit of the model's times.
         horizon: Units for which no answer is idle longer.
     """
 

@@ -67,12 +67,9 @@ class OffloadModel:
 
 @dataclass(frozen=True, slots=True)
 class OffloadFormulation(OffloadModel):
-    """A Pyomo model and the meaning of its variables.
+    """A model that minimises ``model.makespan``, and the meaning of its variables.
 
     Attributes:
-        model: Minimises ``model.makespan``. Yours to write out or hand to any solver.
-        problem: The problem that it states.
-        unit: Ticks of the link in a unit of the model's times.
         size_unit: Bytes in a unit of the model's sizes.
         horizon: Time units that no answer exceeds.
     """

@@ -46,7 +46,7 @@ def hybrid_optimum(profile: ChainProfile, *, budget: int, link: Link) -> Optimum
         )
     try:
         start = HybridMachine(profile, budget, link)
-    except InvalidOperationError:
+    except InvalidScheduleError:
         return None
     order = count()
     open_states: list[tuple[int, int, HybridMachine, tuple[Op, ...]]] = [
@@ -84,7 +84,7 @@ def _bound(machine: HybridMachine) -> int:
     """Return ticks that no continuation is faster than: all backwards left, and their forwards."""
     ticks, waiting = machine.link.ticks, 0
     for i in range(machine.gradient):
-        rest = [run.first.time + run.first.backward_time for run in machine.options[i]]
+        rest = [option.first.total_time for option in machine.options[i]]
         if ("b", i) in machine.here:
             rest.append(machine.saved[i].first.backward_time)
         if ("b", i) in machine.sent:

@@ -26,9 +26,8 @@ code with any solver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link, StageOption
@@ -85,42 +84,7 @@ def simulate_hybrid(
         13
     """
     require_replayable(profile, schedule, ChainProfile, overheads=overheads)
-    try:
-        machine = HybridMachine(profile, budget, link)
-    except InvalidOperationError as refusal:
-        raise InvalidScheduleError(str(refusal)) from None
-    run_schedule(machine, schedule, overheads=overheads)
-    return machine.replay()
-
-
-def run_schedule(
-    machine: HybridMachine,
-    schedule: Schedule,
-    *,
-    overheads: Sequence[int] | None = None,
-    after_each: Callable[[], None] = lambda: None,
-) -> None:
-    """Issue all operations, and wait until they have ended; call `after_each` one is issued.
-
-    Raises:
-        InvalidScheduleError: As `simulate_hybrid`.
-    """
-    released, forgotten = last_uses(schedule), last_transfers(schedule)
-    index = None
-    try:
-        for index, (op, overhead) in enumerate(
-            zip(schedule, overheads or repeat(None), strict=False)
-        ):
-            machine.issue(op, overhead)
-            for item in released.get(index, ()):
-                machine.release(item)
-            if index in forgotten:
-                machine.forget(item_of(op))
-            after_each()
-        index = None
-        machine.finish()
-    except InvalidOperationError as refusal:
-        raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
+    return HybridMachine(profile, budget, link).run(schedule, overheads)
 
 
 @dataclass(slots=True)
@@ -144,6 +108,10 @@ class HybridMachine(EventMachine):
         host: Items of which the host has a complete copy.
         forgotten: Items whose copy on the host goes when no running transfer needs it.
         options: By stage, every way to keep it.
+
+    Raises:
+        InvalidProfileError: The chain has skips, or options other than those of single stages.
+        InvalidScheduleError: The network's input and the first gradient exceed the budget.
     """
 
     profile: ChainProfile
@@ -175,7 +143,7 @@ class HybridMachine(EventMachine):
         self.gradient = len(profile)
         self.memory = self.peak = profile.input_bytes + profile.gradient_bytes(len(profile))
         if self.memory > self.budget:
-            raise InvalidOperationError(
+            raise InvalidScheduleError(
                 f"the network's input and the gradient of its output have {self.memory} bytes, "
                 f"the budget is {self.budget}"
             )
@@ -192,6 +160,19 @@ class HybridMachine(EventMachine):
     def here(self) -> set[Item]:
         """Items that computations issued next can read, now or later."""
         return self.stored - self.released
+
+    def run(self, schedule: Schedule, overheads: Sequence[int] | None = None) -> TransferReplay:
+        """Issue all operations, and return what happened; errors are `simulate_hybrid`'s."""
+        released, forgotten = last_uses(schedule), last_transfers(schedule)
+
+        def issue(index: int, op: Op) -> None:
+            self.issue(op, overheads[index] if overheads else None)
+            for item in released.get(index, ()):
+                self.release(item)
+            if index in forgotten:
+                self.forget(item_of(op))
+
+        return self._run(schedule, issue)
 
     def issue(self, op: Op, overhead: int | None = None) -> None:
         """Wait until `op` can start, and start it; queue an offload and note a discard instead."""

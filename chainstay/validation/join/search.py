@@ -22,6 +22,7 @@ from chainstay.validation.join.states import (
     JoinTransitions,
     SlotTransitions,
 )
+from chainstay.validation.search import walk_back
 
 LARGEST_JOIN: Final = 24
 """Stages of the largest join accepted; more than 10 with saved data take minutes."""
@@ -100,7 +101,7 @@ def _best_path(rules: JoinTransitions, budget: int) -> tuple[int, tuple[Op, ...]
         if time > best[state]:
             continue
         if max(state.gradients) <= 0:
-            return time, _walk_back(state, came_from)
+            return time, walk_back(state, came_from)
         for step in rules.steps(state, budget):
             later = time + step.time
             if step.bytes <= budget and later < best.get(step.after, later + 1):
@@ -109,13 +110,3 @@ def _best_path(rules: JoinTransitions, budget: int) -> tuple[int, tuple[Op, ...]
                 estimate = later + rules.least_left(step.after)
                 heapq.heappush(frontier, (estimate, -len(best), later, step.after))
     return None
-
-
-def _walk_back(
-    state: JoinState, came_from: dict[JoinState, tuple[JoinState, tuple[Op, ...]]]
-) -> tuple[Op, ...]:
-    ops: list[Op] = []
-    while state in came_from:
-        state, last = came_from[state]
-        ops += reversed(last)
-    return tuple(reversed(ops))

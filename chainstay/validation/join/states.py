@@ -176,20 +176,16 @@ class ByteTransitions(_SharedTransitions):
         self._counted = frozenset(
             pair
             for pair, stage in self._stages.items()
-            if stage.dropped(first=True) != stage.dropped(first=False)
-            or any(
-                option.run(first=True) != option.run(first=False) for option in stage.all_options
+            if any(
+                first != later
+                for first, later in (stage.dropped_runs, *(o.runs for o in stage.all_options))
             )
         )
         # A first run of the loss may be of use only to make it warm.
         output = (self.tail_index, self.lengths[-1])
         self._unused = None if (output[0], output[1] - 1) in self._counted else output
         self._least_kept = {
-            pair: min(
-                run.time + run.backward_time
-                for option in options
-                for run in (option.first, option.run(first=False))
-            )
+            pair: min(run.total_time for option in options for run in option.runs)
             for pair, options in self._options.items()
         }
         self._shared = [

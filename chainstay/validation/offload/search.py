@@ -8,6 +8,7 @@ schedules but that offloading what B runs on next, or what has no bytes, is of n
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -96,22 +97,14 @@ def _least_budget(profile: OffloadProfile, link: Link) -> int:
         if i < stages - 1:
             ops.append(Op(OpKind.PREFETCH_ACTIVATION, i))
         ops.append(Op(OpKind.BACKWARD, i))
-    low, high = 0, _peak(profile)
-    while low < high:
-        middle = (low + high) // 2
-        if _ends_within(profile, middle, link, ops):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    budgets = range(_peak(profile))
+    return bisect_left(budgets, x=True, key=lambda budget: _ends_within(profile, budget, link, ops))
 
 
 def _ends_within(profile: OffloadProfile, budget: int, link: Link, ops: list[Op]) -> bool:
     try:
-        machine = OffloadMachine(profile, budget, link)
-        for op in ops:
-            machine.issue(op)
-    except InvalidOperationError:
+        OffloadMachine(profile, budget, link).run(Schedule(tuple(ops)))
+    except InvalidScheduleError:
         return False
     return True
 

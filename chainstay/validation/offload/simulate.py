@@ -49,16 +49,7 @@ def simulate_offload(
         9
     """
     require_replayable(profile, schedule, OffloadProfile)
-    index = None
-    try:
-        machine = OffloadMachine(profile, budget, link)
-        for index, op in enumerate(schedule):  # noqa: B007  # of the operation that is refused
-            machine.issue(op)
-        index = None
-        machine.finish()
-    except InvalidOperationError as refusal:
-        raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
-    return machine.replay()
+    return OffloadMachine(profile, budget, link).run(schedule)
 
 
 @dataclass(slots=True)
@@ -74,6 +65,9 @@ class OffloadMachine(EventMachine):
         left: Indices of the activations that are on the host.
         prefetches: Indices of the activations whose prefetch has been issued.
         arrived: Indices of the activations that are back.
+
+    Raises:
+        InvalidScheduleError: The network's input exceeds the budget.
     """
 
     profile: OffloadProfile
@@ -88,9 +82,13 @@ class OffloadMachine(EventMachine):
     def __post_init__(self) -> None:
         self.memory = self.peak = self.profile.activations[0]
         if self.memory > self.budget:
-            raise InvalidOperationError(
+            raise InvalidScheduleError(
                 f"the network's input has {self.memory} bytes, the budget is {self.budget}"
             )
+
+    def run(self, schedule: Schedule) -> TransferReplay:
+        """Issue all operations, and return what happened; errors are `simulate_offload`'s."""
+        return self._run(schedule, lambda _, op: self.issue(op))
 
     def issue(self, op: Op) -> None:
         """Wait until `op` can start, and start it; queue an offload instead."""

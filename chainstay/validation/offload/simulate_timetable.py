@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import Link, OffloadProfile
@@ -46,7 +47,7 @@ def simulate_timetable(
     for j in sorted({move.op.stage for move in timetable.moves}):
         _require_order(profile, timetable, ends, j)
         _require_amounts(profile, timetable.moves, link, j, Transfers(transfers))
-    peak = max(_memory(profile, timetable, ends, link))
+    peak = max(use.total for use in memory_over_time(profile, timetable, link))
     return TransferReplay(
         makespan=exact(ends[-1]), peak_bytes=-int(-peak // 1), timetable=timetable
     )
@@ -139,25 +140,42 @@ def _require_amounts(
         raise InvalidScheduleError(f"{away} bytes of a{j} move, it has {size}")
 
 
-def _memory(
-    profile: OffloadProfile, timetable: Timetable, ends: list[Time], link: Link
-) -> Iterator[Fraction]:
-    """Yield the bytes in use before and after every time at which their rate of change changes."""
-    stages, memory, now = len(profile), Fraction(profile.activations[0]), Fraction(0)
+class MemoryUse(NamedTuple):
+    """Bytes in use at a time in ns: of activations, of gradients, and of overheads."""
+
+    time: Time
+    activation: Time
+    gradient: int = 0
+    overhead: int = 0
+
+    @property
+    def total(self) -> Time:
+        """All bytes in use."""
+        return self.activation + self.gradient + self.overhead
+
+
+def memory_over_time(
+    profile: OffloadProfile, timetable: Timetable, link: Link
+) -> Iterator[MemoryUse]:
+    """Yield the memory in use before and after every time at which its rate of change changes.
+
+    The timetable is one that `simulate_timetable` accepts.
+    """
+    stages, use = len(profile), MemoryUse(0, profile.activations[0])
     flowing: set[Op] = set()
     waiting: dict[int, Fraction] = {}
     used: set[int] = set()
-    for time, _, change in _changes(timetable, ends):
-        flow = (time - now) * link.bandwidth
+    for time, _, change in _changes(timetable, _ends(profile, timetable)):
+        flow, arrived = (time - use.time) * link.bandwidth, Fraction(0)
         for op in flowing if flow else ():
             if op.kind is OpKind.PREFETCH_ACTIVATION:
-                memory += flow
+                arrived += flow
             elif op.stage in used:
-                memory -= flow
+                arrived -= flow
             else:
                 waiting[op.stage] = waiting.get(op.stage, Fraction(0)) + flow
-        yield memory
-        now = Fraction(time)
+        use = use._replace(time=time, activation=use.activation + arrived)
+        yield use
         match change:
             case Op() as op:
                 flowing ^= {op}
@@ -165,11 +183,19 @@ def _memory(
                 computation, is_end = divmod(event, 2)
                 i = min(computation, 2 * stages - 1 - computation)
                 is_forward = computation < stages
-                memory += _taken(profile, i, is_forward=is_forward, is_end=bool(is_end))
+                activation, gradient, overhead = _taken(
+                    profile, i, is_forward=is_forward, is_end=bool(is_end)
+                )
                 if is_forward and is_end:
                     used.add(i)
-                    memory -= waiting.pop(i, 0)
-        yield memory
+                    activation -= waiting.pop(i, 0)
+                use = MemoryUse(
+                    time,
+                    use.activation + activation,
+                    use.gradient + gradient,
+                    use.overhead + overhead,
+                )
+        yield use
 
 
 def _changes(timetable: Timetable, ends: list[Time]) -> list[tuple[Time, int, Op | int]]:
@@ -183,14 +209,19 @@ def _changes(timetable: Timetable, ends: list[Time]) -> list[tuple[Time, int, Op
     return sorted(changes, key=lambda change: change[:2])
 
 
-def _taken(profile: OffloadProfile, i: int, *, is_forward: bool, is_end: bool) -> int:
-    """Return the bytes that the start or end of a computation takes (negative if it frees them)."""
+def _taken(
+    profile: OffloadProfile, i: int, *, is_forward: bool, is_end: bool
+) -> tuple[Time, int, int]:
+    """Return what the start or end of a computation takes (negative if it frees it).
+
+    In bytes of activations, of gradients, and of overheads.
+    """
     if is_forward:
         overhead = profile.forward_overheads[i]
-        return -overhead if is_end else profile.activations[i + 1] + overhead
+        return (0, 0, -overhead) if is_end else (profile.activations[i + 1], 0, overhead)
     overhead = profile.backward_overheads[i]
     if not is_end:
         first = profile.gradients[i + 1] * (i == len(profile) - 1)
-        return profile.gradients[i] + overhead + first
+        return 0, profile.gradients[i] + first, overhead
     input_bytes = profile.activations[0] * (i == 0)
-    return -(profile.activations[i + 1] + profile.gradients[i + 1] + overhead + input_bytes)
+    return -(profile.activations[i + 1] + input_bytes), -profile.gradients[i + 1], -overhead
