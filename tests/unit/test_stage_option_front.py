@@ -7,15 +7,15 @@ from itertools import combinations
 
 import pytest
 
-import stage_front
 from chainstay.errors import SolverLimitError
+from chainstay.formulations import stage_front
 from chainstay.formulations.highs_backend import HighsResult
 from chainstay.formulations.settings import Limits, TerminationStatus
+from chainstay.formulations.stage_front import least_replay_time
 from chainstay.profiles.operators import Operator
 from chainstay.runtime.options.front import pareto_front, thinned
 from chainstay.runtime.options.front_hull import convex_front, fewest_bytes
 from chainstay.runtime.options.selection import Selection
-from stage_front import least_replay_time
 
 
 def random_stage(count: int, seed: int) -> list[Operator]:
