@@ -33,6 +33,7 @@ from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
 from chainstay.files import write_text
 from chainstay.profiles import Skip
+from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.capture.trials.model_forward import own_forward
 from chainstay.runtime.devices.accelerator import allocator_settings
 from chainstay.runtime.devices.autocast import Autocast
@@ -215,6 +216,7 @@ def _lines_around(model: nn.Module, call: object) -> Iterator[str]:
             yield f"{kind.__qualname__} {_code_of(vars(kind).get('forward'))}"
         own = own_forward(module)
         yield f"own {_code_of(getattr(own, '__func__', own))}"
+        yield f"compiled {compiler_of(module) is not None}"
         for name, value in sorted(vars(module).items()):
             if isinstance(value, bool | int | float | str):
                 yield f"{name}: {value!r}"

@@ -279,7 +279,7 @@ class _TensorCopies:
             self._room[device] = (
                 0 if accelerator is None else accelerator.free_bytes() // self._of_free
             )
-        if tensor.nbytes > self._room[device]:
+        if tensor.layout != torch.strided or tensor.nbytes > self._room[device]:
             return tensor.to("cpu", copy=True)
         self._room[device] -= tensor.nbytes
         return tensor.clone()
