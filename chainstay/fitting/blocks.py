@@ -16,7 +16,7 @@ from chainstay.runtime.capture.blocks.entrances import (
     close_entrance,
     handed_to,
     open_entrance,
-    run_plainly,
+    run_itself,
 )
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
@@ -87,7 +87,7 @@ class BlockForward:
             except UnsupportedModelError:
                 run.others += 1
                 run.called.append(type(block).__qualname__)
-                return run_plainly(block, args, kwargs)
+                return run_itself(block, args, kwargs)
 
         with handed_to(handler):
             output = call()

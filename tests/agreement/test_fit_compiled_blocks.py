@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
@@ -63,10 +64,11 @@ class Model(nn.Module):
         torch.manual_seed(0)
         self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
         self.head = nn.Linear(16, 4)
+        self.is_checkpointed = False
 
     def forward(self, x: torch.Tensor) -> Any:
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.is_checkpointed else block(x)
         return self.head(x)
 
 
@@ -102,6 +104,15 @@ def test_some_blocks_of_a_class_are_compiled(compiled: Callable[..., Model]) -> 
     plan = fit_to(compiled(Model(), [1, 2, 5]), SAMPLE, "least")
     assert differences(trained(plan, SAMPLE), expected) == []
     assert recomputes(plan)
+
+
+@each_way
+def test_compiled_blocks_that_no_plan_runs(compiled: Callable[..., Model]) -> None:
+    """They run as compiled, too: here in checkpoints of torch, which begin after fit."""
+    plain, model = compiled(Model()), compiled(Model())
+    chainstay.fit(model, SAMPLE.args, budget="70%", repeats=1)
+    plain.is_checkpointed = model.is_checkpointed = True
+    assert differences(trained(model, SAMPLE), trained(plain, SAMPLE)) == []
 
 
 def test_blocks_compiled_in_place_after_fit() -> None:

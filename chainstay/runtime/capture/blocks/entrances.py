@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chainstay.runtime.capture.trials.compiled_calls import CompiledCall, is_wrapped
+from chainstay.runtime.capture.trials.compiled_calls import CompiledCall, compiler_of, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
     restore_forward,
@@ -86,8 +86,15 @@ def entered(blocks: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def run_plainly(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run a block's own forward, as a `BlockHandler` that does nothing else."""
+    """Run a block's own forward, not compiled, as a `BlockHandler` that does nothing else."""
     return traced_forward(block)(traced_module(block), *args, **kwargs)
+
+
+def run_itself(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run a block's own forward, compiled if the block is."""
+    compiler, forward = compiler_of(block), traced_forward(block)
+    run = forward if compiler is None else compiler(forward)
+    return run(traced_module(block), *args, **kwargs)
 
 
 def traced_module(block: nn.Module) -> nn.Module:
