@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InvalidBudgetError
@@ -56,10 +56,8 @@ def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
             raise InvalidBudgetError(
                 f"budget is {budget!r}; write bytes, '8GiB', '500MB', or '50%' of plain training"
             )
-    elif isinstance(budget, bool) or not hasattr(budget, "__index__"):
+    elif (size := _whole_number(budget)) is None:
         raise InvalidBudgetError(f"budget is {budget!r}; write whole bytes, '8GiB' or '50%'")
-    else:
-        size = operator.index(budget)
     if size <= 0 and isinstance(budget, str) and parse_percentage(budget):
         raise InvalidBudgetError(
             f"budget is {budget!r} of what plain training needs: no whole byte; write bytes"
@@ -73,3 +71,11 @@ def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
         bits = size.bit_length()
         raise InvalidBudgetError(f"budget is a number of {bits} bits; it must be below 2**63 bytes")
     return size
+
+
+def _whole_number(value: Any) -> int | None:
+    """Return the int that `value` stands for; ``None`` if there is none, and for a bool."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:  # arrays and tensors have an index, unless they hold a fraction
+        return None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import chainstay
@@ -70,6 +71,7 @@ def test_percentages_are_of_plain_training() -> None:
         (2**63, r"budget is a number of 64 bits; it must be below 2\*\*63 bytes"),
         ("99999999999 GiB", "number of 67 bits"),
         (True, "budget is True; write whole bytes"),
+        (np.array(0.5), r"budget is array\(0.5\); write whole bytes"),
         (None, "budget is None; write whole bytes"),
     ],
 )
