@@ -347,16 +347,22 @@ class Copies(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize("has_room", [True, False])
 @pytest.mark.parametrize("change", [None, 0, 99, "roll"])
-def test_parameters_are_copied_to_the_host_once_to_be_put_back(change: int | str | None) -> None:
+def test_parameters_are_copied_once_to_be_put_back(
+    change: int | str | None, *, has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device, or on the host where there is no room."""
     parameter = nn.Parameter(torch.arange(100.0).to(first()))
     before = parameter.detach().cpu()
+    if not has_room:
+        monkeypatch.setattr(Accelerator, "free_bytes", lambda _: 0)
     with Copies() as copies, values_kept([parameter]) as changed:
         if isinstance(change, int):
             parameter.data[change] += 1e-3  # which no version counts
         elif change is not None:
             parameter.data.copy_(parameter.data.roll(6))
-    assert copies.count == 1
+    assert copies.count == (0 if has_room else 1)
     assert changed == (set() if change is None else {id(parameter)})
     assert torch.equal(parameter.detach().cpu(), before)
 
