@@ -1,4 +1,4 @@
-"""Whether leaves require a gradient, as it was when a stage ran first.
+"""Leaves require a gradient in a run again if they did when the stage ran first.
 
 Between forward and backward, plain training does not care whether a parameter is frozen, or trained
 again: autograd's graph is there. A stage that runs again then saves what it saved at first only

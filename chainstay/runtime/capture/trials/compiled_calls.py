@@ -70,9 +70,9 @@ def require_uncompiled_inside(block: nn.Module) -> None:
 
 
 def outside_compiled(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of `model` whose calls no compiled code hides; compiled ones are the last.
+    """Yield the modules of `model` that are not inside of a compiled one.
 
-    What is inside of a compiled module is part of its code, and nobody sees it being called.
+    What is inside of one is part of its code, and nobody sees it being called.
     """
     yield model
     if compiler_of(model) is None:
