@@ -24,20 +24,20 @@ ALONE: Final = RLock()
 
 def has_gradient(value: object) -> bool:
     """Whether `value` is a tensor that requires a gradient."""
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return getattr(value, "requires_grad", False) is True
 
 
 def trained_as_before(
     reads: Iterable[Sequence[SharedRead]], shared: Sequence[Any]
 ) -> AbstractContextManager[object]:
     """Inside, the leaves among `shared` require a gradient as when these `reads` were noted."""
-    leaves = {
-        id(shared[position]): shared[position]
-        for noted in reads
-        for position, _, had_gradient in noted
-        if has_gradient(shared[position]) != had_gradient and shared[position].is_leaf
-    }
-    return _inverted(list(leaves.values())) if leaves else _NOTHING
+    changed: dict[int, torch.Tensor] = {}
+    for noted in reads:
+        for position, _, had_gradient in noted:
+            value = shared[position]
+            if had_gradient is not getattr(value, "requires_grad", False) and value.is_leaf:
+                changed[id(value)] = value
+    return _inverted(list(changed.values())) if changed else _NOTHING
 
 
 @contextmanager
