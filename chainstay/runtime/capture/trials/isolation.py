@@ -234,7 +234,7 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
         Identities of those that were changed; filled at the end.
     """
     held = {id(tensor): tensor for tensor in tensors if not _has_no_values(tensor)}
-    made = _TensorCopies(of_free=4)
+    made = _TensorCopies(share=0.25)
     copies = {key: made.copied(tensor.detach()) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
     changed: set[int] = set()
@@ -254,7 +254,7 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
 
 def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
     """A context in which a forward saves copies: on its device where there is room, or the host."""
-    made = _TensorCopies(of_free=2)
+    made = _TensorCopies(share=0.5)
 
     def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
         return tensor.device, made.copied(tensor)
@@ -266,19 +266,18 @@ def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
 
 
 class _TensorCopies:
-    """Copies tensors: on their accelerator as long as a part of what is free there holds them."""
+    """Copies tensors: on their accelerator as long as a share of its free memory holds them."""
 
-    def __init__(self, *, of_free: int) -> None:
-        self._of_free, self._room = of_free, dict[torch.device, int]()
+    def __init__(self, *, share: float) -> None:
+        self._share, self._room = share, dict[torch.device, int]()
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy on the device of `tensor`, or in host memory."""
         device = tensor.device
         if device not in self._room:
             accelerator = accelerator_at(device)
-            self._room[device] = (
-                0 if accelerator is None else accelerator.free_bytes() // self._of_free
-            )
+            free = 0 if accelerator is None else accelerator.free_bytes()
+            self._room[device] = int(self._share * free)
         if tensor.layout != torch.strided or tensor.nbytes > self._room[device]:
             return tensor.to("cpu", copy=True)
         self._room[device] -= tensor.nbytes
