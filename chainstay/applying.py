@@ -53,7 +53,7 @@ from chainstay.runtime.stage.staged_graph import (
     subject_of,
     unmeasured_graph,
 )
-from chainstay.runtime.transfer import Transport, engine_for, program_of
+from chainstay.runtime.transfer import PlannedTransfers, engine_for, program_of
 
 __all__ = [
     "apply_plan",
@@ -264,7 +264,7 @@ class _AppliedPlan:
             self._require_stages(call.call, call.device, own.chain.stages)
             options = restored_options([subject], chosen_options(plan, profile), is_checked=True)
         own = replace(own, chain=replace(own.chain, options=options))
-        planned = own.planned(plan.solution, profile, self._transport(call.device))
+        planned = own.planned(plan.solution, profile, self._transfers(call.device))
         return replace(
             planned,
             overheads=plan.overheads,
@@ -329,8 +329,8 @@ class _AppliedPlan:
         present = fingerprint_of(call, device, stages)
         _require_equal(self.plan.fingerprint, present)
 
-    def _transport(self, device: torch.device) -> Transport | None:
-        """Return the transport of the plan's transfers, or ``None`` if the plan has none."""
+    def _transfers(self, device: torch.device) -> PlannedTransfers | None:
+        """Return the plan's transfers with their engine, or ``None`` if the plan has none."""
         solution = self.plan.solution
         if not isinstance(solution, OffloadSolution):
             return None
@@ -341,7 +341,7 @@ class _AppliedPlan:
                 "operations; there must be one for each, so plan again"
             )
         engine = engine_for(device, link=solution.link, host_budget=self.host_budget)
-        return Transport.of(solution, self.plan.stages, overheads, engine)
+        return PlannedTransfers.of(solution, self.plan.stages, overheads, engine)
 
 
 def _any_loss(profile: ChainProfile) -> ChainStage | None:

@@ -328,7 +328,7 @@ class Planner:
         known = {
             key: planned
             for key, planned in self.known.items()
-            if planned.executor.transport is None
+            if planned.executor.transfers is None
         }
         again = {id(planned) for planned in known.values() if isinstance(planned, PlannedGraph)}
         plans = [noted for noted in self.plans if id(noted.planned) in again]

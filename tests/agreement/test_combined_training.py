@@ -20,7 +20,7 @@ from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link
 from chainstay.runtime import PlannedChain, trace_memory
 from chainstay.runtime.execute.items import TransferPlan, movable_chain
-from chainstay.runtime.transfer import Engine, Transport
+from chainstay.runtime.transfer import Engine, PlannedTransfers
 from chainstay.runtime.transfer.cpu_engine import CopyingEngine, _is_ours_alone
 from chainstay.schedule import Schedule
 from chainstay.solve.hybrid import Pofo, solve_hybrid
@@ -140,9 +140,9 @@ def immovable(schedule: Schedule) -> int:
 
 def plan_of(chain: PlannedChain) -> TransferPlan:
     """What was made of its transfers."""
-    transport = chain._executor.transport
-    assert transport is not None
-    return transport.plan
+    transfers = chain._executor.transfers
+    assert transfers is not None
+    return transfers.plan
 
 
 @pytest.mark.parametrize("make", CASES)
@@ -194,7 +194,7 @@ def mixed(seed: int, engine: Engine, *, is_tight: bool = False) -> tuple[Case, P
     budget, plan = least_plan(schedule, profile)
     if is_tight:
         budget, plan = tight_plan(schedule, profile)
-    return case, planned(case, Transport(schedule, plan, engine)), budget
+    return case, planned(case, PlannedTransfers(schedule, plan, engine)), budget
 
 
 def tight_plan(schedule: Schedule, profile: ChainProfile) -> tuple[int, TransferPlan]:
@@ -208,9 +208,9 @@ def tight_plan(schedule: Schedule, profile: ChainProfile) -> tuple[int, Transfer
     return least_plan(schedule, profile, [budget + max(needs) - need for need in needs])
 
 
-def planned(case: Case, transport: Transport) -> PlannedChain:
+def planned(case: Case, transfers: PlannedTransfers) -> PlannedChain:
     """The case's chain by that."""
-    return PlannedChain(case.measured, transport.schedule, transport)
+    return PlannedChain(case.measured, transfers.schedule, transfers)
 
 
 @pytest.mark.parametrize("seed", [*range(1, 40, 2), 10, 14, 40, 54, 62])
@@ -244,13 +244,13 @@ def test_what_is_kept_in_part_is_away_too(make: Callable[[], Case], seed: int) -
     case = make()
     schedule = kept_in_part(case.measured, seed)
     budget, plan = least_plan_in_part(case.measured, schedule)
-    poisoned = planned(case, Transport(schedule, plan, CopyingEngine(FAST, poison=True)))
+    poisoned = planned(case, PlannedTransfers(schedule, plan, CopyingEngine(FAST, poison=True)))
     trained = case.trained(poisoned, steps=1)
     assert trained.differences(case.trained(case.model, steps=1)) == []
     poisoned.close()
     started(case.model)
     engine = CopyingEngine(FAST)
-    chain = planned(case, Transport(schedule, plan, engine))
+    chain = planned(case, PlannedTransfers(schedule, plan, engine))
     case.step(chain)
     trace = trace_memory(lambda: case.step(chain), "cpu")
     assert trace.peak_bytes + case.batch.nbytes - immovable(schedule) <= budget
@@ -287,7 +287,7 @@ def test_what_kept_stages_read_is_let_go_too(stage: int) -> None:
     backwards.insert(stage + 3, f"Pb{stage}")
     schedule = Schedule.parse(" ".join((*forwards, *reversed(backwards))))
     _, plan = tight_plan(schedule, movable_chain(case.measured.profile_for(schedule)))
-    chain = planned(case, Transport(schedule, plan, engine))
+    chain = planned(case, PlannedTransfers(schedule, plan, engine))
     assert stage + 1 in chain._executor._plan.kept
     case.step(chain)
     assert len(engine.were_last) > 1

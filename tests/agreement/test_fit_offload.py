@@ -118,11 +118,11 @@ def test_plans_of_one_model_share_their_host_memory() -> None:
     case = perceptron_case()
     model: Any = copy.deepcopy(case.model)
     fitted(model, case.batch, loss=case.loss, budget="20KiB", host_budget="18KiB")
-    first = model.chainstay.plans[0].executor.transport.engine.pool
+    first = model.chainstay.plans[0].executor.transfers.engine.pool
     assert first.allocated_bytes > 0, "the rehearsal has pinned it"
     for batch in (case.batch, case.batch[:15]) * 2:
         case.loss(model(batch)).backward()
-    pools = [plan.executor.transport.engine.pool for plan in model.chainstay.plans]
+    pools = [plan.executor.transfers.engine.pool for plan in model.chainstay.plans]
     assert len(pools) == 2
     assert 0 < pools[0].allocated_bytes == pools[1].allocated_bytes <= 18 * 1024
     unfit(model)
@@ -147,7 +147,7 @@ def test_a_model_that_is_dropped_takes_its_plan_along() -> None:
     threads = set(threading.enumerate())
     fitted(model, case.batch, loss=case.loss, budget="20KiB")
     case.loss(model(case.batch)).backward()
-    pool = weakref.ref(model.chainstay.plans[0].executor.transport.engine.pool)
+    pool = weakref.ref(model.chainstay.plans[0].executor.transfers.engine.pool)
     assert set(threading.enumerate()) > threads
     del model
     gc.collect()

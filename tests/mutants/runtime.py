@@ -110,7 +110,7 @@ MUTANTS: Final = (
         "agreement/test_runtime_peak_memory.py::test_prediction_covers_the_peak_within_a_tenth",
     ),
     Mutant(
-        "runtime/transfer/cells.py",
+        "runtime/transfer/movable_storage.py",
         "        if self._is_unread and self.ticket is not None:\n"
         "            self._engine.wait(self.ticket)",
         "        if self._is_unread and self.ticket is None:\n"
@@ -119,7 +119,7 @@ MUTANTS: Final = (
         "test_exceptions_leave_nothing_and_the_next_step_is_right[forward]",
     ),
     Mutant(
-        "runtime/transfer/cells.py",
+        "runtime/transfer/movable_storage.py",
         "            self._is_spoiled = version_of(self._tensor) != self._version\n"
         "            self._tensor = None",
         "            self._tensor = None",
@@ -373,14 +373,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/replay.py",
-        "        parked = None if parking is None else parking.parked(tensor)",
-        "        parked = None",
+        "        stand_in = None if policy is None else policy.stand_in(tensor)",
+        "        stand_in = None",
         _IN_PART,
     ),
     Mutant(
         "runtime/execute/handles.py",
-        "            if absent is None and self.parking is not None:",
-        "            if self.parking is not None:",
+        "            if absent is None and self.policy is not None:",
+        "            if self.policy is not None:",
         _IN_PART,
     ),
     Mutant(

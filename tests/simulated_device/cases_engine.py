@@ -23,8 +23,8 @@ from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime import MeasuredChain, measure
 from chainstay.runtime.transfer import Engine, stream_engine
-from chainstay.runtime.transfer.cells import Cell, send
 from chainstay.runtime.transfer.engine import Ticket, Transfer
+from chainstay.runtime.transfer.movable_storage import MovableStorage, send
 from chainstay.runtime.transfer.stream_engine import StreamEngine, StreamTicket
 from chainstay.solve.offload import solve_offload
 
@@ -158,9 +158,9 @@ def a_graph_that_is_dropped(engine: Engine, case: Case, measured: MeasuredChain)
 def a_cell_that_is_dropped(engine: Engine, _: Case, __: MeasuredChain) -> None:
     """Sent, and then needed by nobody."""
     tensor = torch.ones(1 << 16, device=first())
-    cell = Cell(0, engine, tensor)
-    send([cell], engine)
-    del cell, tensor
+    storage = MovableStorage(0, engine, tensor)
+    send([storage], engine)
+    del storage, tensor
     torch.zeros(1 << 16, device=first())
     torch.accelerator.synchronize()
 

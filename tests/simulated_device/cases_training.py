@@ -11,7 +11,7 @@ from simulated_device.sim import Extension
 
 import chainstay
 from chainstay.runtime import PlannedChain, measure, trace_memory
-from chainstay.runtime.transfer import Transport, engine_for
+from chainstay.runtime.transfer import PlannedTransfers, engine_for
 from chainstay.validation.simulate import simulate
 from combined_support import kept_in_part, least_plan_in_part
 from runtime_support import some_schedules
@@ -98,7 +98,7 @@ def test_what_is_kept_in_part_is_away_too(seed: int, device: Extension) -> None:
     assert any(op.option for op in schedule)
     budget, plan = least_plan_in_part(measured, schedule)
     engine = engine_for(case.batch.device)
-    planned = PlannedChain(measured, schedule, Transport(schedule, plan, engine))
+    planned = PlannedChain(measured, schedule, PlannedTransfers(schedule, plan, engine))
     for link in (0.0, 1e6):
         device.set_link(link)
         assert differences(record(case, planned), expected) == [], link

@@ -27,7 +27,7 @@ from chainstay.profiles import Link
 from chainstay.runtime import PlannedChain, measure
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.items import movable_chain
-from chainstay.runtime.transfer import Transport
+from chainstay.runtime.transfer import PlannedTransfers
 from chainstay.runtime.transfer.cpu_engine import CopyingEngine
 from combined_support import least_plan, with_random_transfers
 from join_models import Perceptrons
@@ -68,8 +68,8 @@ class Subject:
             if isinstance(self.planned, PlannedChain)
             else getattr(fitted_of(self.planned).plans[-1], "executor", None)
         )
-        transport = executor.transport if isinstance(executor, Executor) else None
-        engine = None if transport is None else transport.engine
+        transfers = executor.transfers if isinstance(executor, Executor) else None
+        engine = None if transfers is None else transfers.engine
         assert engine is None or isinstance(engine, CopyingEngine)
         return engine
 
@@ -216,10 +216,10 @@ def _combined() -> Subject:
         persistent = random_persistent(len(measured.profile), 4, keep=0.5)
         schedule = with_random_transfers(persistent, 4, share=0.8)
         profile = movable_chain(measured.profile_for(schedule))
-        _, transfers = least_plan(schedule, profile)
-        assert transfers.moved, "it offloads"
-        transport = Transport(schedule, transfers, CopyingEngine(_FAST, poison=True))
-        return PlannedChain(measured, schedule, transport)
+        _, least = least_plan(schedule, profile)
+        assert least.moved, "it offloads"
+        transfers = PlannedTransfers(schedule, least, CopyingEngine(_FAST, poison=True))
+        return PlannedChain(measured, schedule, transfers)
 
     return _of("combined", model, sample, plan)
 

@@ -10,7 +10,7 @@ import torch
 from chainstay.runtime import trace_memory
 from chainstay.runtime.execute.items import Act, Action, Item
 from chainstay.runtime.transfer.cpu_engine import CopyingEngine, CopyTicket
-from chainstay.runtime.transfer.traffic import Traffic
+from chainstay.runtime.transfer.step_transfers import StepTransfers
 from offload_support import FAST, LATE
 
 
@@ -45,11 +45,11 @@ def test_what_dies_on_its_way_is_let_go_by_who_computes() -> None:
     engine = CopyingEngine(LATE)
 
     def sends_and_drops() -> None:
-        traffic = Traffic(engine)
-        parcel = traffic.parcels[Item("b", 0)] = []
-        cell = traffic.new_cell(0, torch.zeros(64, 64), parcel)
-        traffic.act([Action(Act.SEND, Item("b", 0))])
-        del cell
+        transfers = StepTransfers(engine)
+        of_item = transfers.by_item[Item("b", 0)] = []
+        storage = transfers.new_storage(0, torch.zeros(64, 64), of_item)
+        transfers.act([Action(Act.SEND, Item("b", 0))])
+        del storage
 
     trace = trace_memory(sends_and_drops, "cpu")
     assert (trace.peak_bytes, trace.end_bytes) == (64 * 64 * 4, 0)

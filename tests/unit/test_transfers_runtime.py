@@ -27,13 +27,13 @@ from chainstay.profiles import Link
 from chainstay.runtime import measure, trace_memory
 from chainstay.runtime.execute.items import Act, Action, Item
 from chainstay.runtime.execute.liveness import Step
-from chainstay.runtime.transfer import engine_for, measure_link, transport
+from chainstay.runtime.transfer import engine_for, measure_link, planned_transfers
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK, CopyingEngine
 from chainstay.runtime.transfer.engine import Transfer
 from chainstay.runtime.transfer.pool import HostPool
 from chainstay.runtime.transfer.speed import link_from
+from chainstay.runtime.transfer.step_transfers import StepTransfers
 from chainstay.runtime.transfer.stream_engine import pinned_bytes
-from chainstay.runtime.transfer.traffic import Traffic
 from chainstay.solve.offload import solve_offload
 from chainstay.timetable import Transfers
 from offload_support import FAST, LATE, SLOW, Case, perceptron_case
@@ -208,7 +208,7 @@ def test_storages_go_once_and_views_are_rebuilt() -> None:
     case = Case.of(model, torch.randn(16, 32), lambda out: out.square().mean())
     engine = Counts()
     chain = case.offloaded(0, engine)
-    moved = chain._executor.transport.plan.moved  # type: ignore[union-attr]
+    moved = chain._executor.transfers.plan.moved  # type: ignore[union-attr]
     assert case.trained(copy.deepcopy(chain)).differences(case.trained(model)) == []
     model.zero_grad()
     case.step(chain)
@@ -238,7 +238,7 @@ def test_small_storages_stay_while_the_budget_has_room(
     case = Case.of(model, torch.randn(64, 32), lambda out: out.square().mean())
     small = 64 * 4
     all_small = 8 * 2 * small
-    monkeypatch.setattr(transport, "_SPARE", int(case.budget(3) / (room * all_small)))
+    monkeypatch.setattr(planned_transfers, "_SPARE", int(case.budget(3) / (room * all_small)))
     monkeypatch.setattr(CopyingEngine, "least_bytes", 1024)
     engine = Counts()
     chain = case.offloaded(3, engine)
@@ -272,15 +272,15 @@ def test_what_a_stage_passes_on_is_not_let_go() -> None:
         )
         for stage in range(2)
     )
-    traffic = Traffic(engine)
+    transfers = StepTransfers(engine)
     start, passed, own = (torch.full((4,), value) for value in (1.0, 2.0, 3.0))
-    kept, moved = traffic.made(first, (start,), (passed, own))
-    traffic.act([Action(Act.SEND, item)])
-    traffic.made(second, (passed, own), (passed, torch.zeros(4)))
-    traffic.act([Action(Act.RELEASE, item)])
+    kept, moved = transfers.made(first, (start,), (passed, own))
+    transfers.act([Action(Act.SEND, item)])
+    transfers.made(second, (passed, own), (passed, torch.zeros(4)))
+    transfers.act([Action(Act.RELEASE, item)])
     assert kept.memory is not None
     assert moved.memory is None
-    traffic.act([Action(Act.FETCH, item)])
+    transfers.act([Action(Act.FETCH, item)])
     assert torch.equal(moved.arrived().view(torch.float32), own)
     assert kept.arrived().data_ptr() == passed.data_ptr()
     engine.close()

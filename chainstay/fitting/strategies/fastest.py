@@ -37,7 +37,7 @@ from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedGraph
-from chainstay.runtime.transfer import Engine, Transport, program_of
+from chainstay.runtime.transfer import Engine, PlannedTransfers, program_of
 from chainstay.solution import Method, Solution
 from chainstay.solve.offload import AutoOffload
 from chainstay.timetable import Time
@@ -247,18 +247,18 @@ def planned_graph(
         PlanMismatchError: The schedule is for another number of stages, or cannot be run.
         HostBudgetError: What is away at once needs more than the engine's host memory.
     """
-    transport = None
+    transfers = None
     if isinstance(solution, OffloadSolution):
         assert engine is not None, "transfers need one"
         schedule = program_of(solution)
         recomputes = isinstance(solution, HybridSolution)
         profile = (costs.flat_profile_for if recomputes else costs.profile_for)(schedule)
         overheads = costs.overheads_for(schedule)
-        transport = Transport.of(solution, profile, overheads, engine)
+        transfers = PlannedTransfers.of(solution, profile, overheads, engine)
     else:
         profile, overheads = costs.costs_of(solution.schedule)
     return replace(
-        staged.planned(solution, profile, transport),
+        staged.planned(solution, profile, transfers),
         overheads=overheads,
         plain_time=costs.profile.least_time,
         plain_peak=plain_peak(costs),

@@ -14,7 +14,7 @@ from chainstay.runtime.execute.recompute import Run, Stretch, stretched
 from chainstay.runtime.options.table import require_current_copies, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.states import State
-from chainstay.runtime.transfer.transport import Transport
+from chainstay.runtime.transfer.planned_transfers import PlannedTransfers
 from chainstay.schedule import Schedule
 
 
@@ -26,11 +26,11 @@ class Executor:
         schedule: A schedule for the chain's stages and the loss, valid under free discards (so
             under any). Operations on the loss are the user's: the plan assumes that the loss
             follows the forward at once, and the loss's backward its forward.
-        transport: Makes the transfers that the schedule has, if it has any.
+        transfers: Makes the transfers that the schedule has, if it has any.
 
     Attributes:
         chain: The chain, with the options that the schedule uses.
-        transport: As given.
+        transfers: As given.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages, or keeps one under an
@@ -39,16 +39,16 @@ class Executor:
     """
 
     def __init__(
-        self, chain: Chain, schedule: Schedule, transport: Transport | None = None
+        self, chain: Chain, schedule: Schedule, transfers: PlannedTransfers | None = None
     ) -> None:
         used = used_options(chain.options, schedule, chain.stages)
         self.chain = replace(chain, options=used)
-        self.transport = transport
-        transfers = None if transport is None else transport.plan
+        self.transfers = transfers
+        plan = None if transfers is None else transfers.plan
         self._plan = plan_execution(
             matching(schedule, chain),
             Shape(len(chain.stages)),
-            transfers,
+            plan,
             {key: option.stages for key, option in used.items()},
         )
         self._steps = tuple(stretched(self._plan, chain.stages, chain.traits))
@@ -62,8 +62,8 @@ class Executor:
 
     def close(self) -> None:
         """Stop transfers and let host memory go; nothing is trained after that."""
-        if self.transport is not None:
-            self.transport.engine.close()
+        if self.transfers is not None:
+            self.transfers.engine.close()
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """The last state.
@@ -81,7 +81,7 @@ class Executor:
             plan=self._plan,
             shared=shared,
             pending=len(chain.stages) - 1,
-            traffic=None if self.transport is None else self.transport.start(),
+            transfers=None if self.transfers is None else self.transfers.start(),
         )
         return run.forward(state, self._steps)
 

@@ -47,10 +47,10 @@ class Absent(Protocol):
         ...
 
 
-class ParkingPolicy(Protocol):
+class OffloadPolicy(Protocol):
     """Knows which tensors may go away."""
 
-    def parked(self, tensor: torch.Tensor) -> Absent | None:
+    def stand_in(self, tensor: torch.Tensor) -> Absent | None:
         """Return the stand-in for `tensor`, or ``None`` if it has to stay."""
         ...
 
@@ -193,16 +193,16 @@ class Kept:
     prepare: Callable[[], None]
     handles: Handles
     source: Source
-    parking: ParkingPolicy | None = None
+    policy: OffloadPolicy | None = None
 
     def __call__(self, tensor: torch.Tensor) -> object:
         """A handle if the tensor lies in the input, or may go away; others stay."""
         alias = self.source.alias(tensor)
-        parked = None if alias or self.parking is None else self.parking.parked(tensor)
-        if alias is None and parked is None:
+        stand_in = None if alias or self.policy is None else self.policy.stand_in(tensor)
+        if alias is None and stand_in is None:
             return Staying.of(self.stage, tensor)
         handle = self.handles.add(_Handle(self.stage, self.prepare, tensor))
-        handle.alias, handle.tensor = alias, parked
+        handle.alias, handle.tensor = alias, stand_in
         return handle
 
 
@@ -215,7 +215,7 @@ class Capture:
         handles: The handles of its first run; empty if nothing is to be captured.
         released: The input, if the captured tensors must not hold it.
         stops_when_done: Nobody needs the output.
-        parking: Knows which tensors may go away.
+        policy: Knows which tensors may go away.
         option: The run of an option, which knows what is made again later.
     """
 
@@ -223,7 +223,7 @@ class Capture:
     handles: Handles
     released: Source | None
     stops_when_done: bool
-    parking: ParkingPolicy | None = None
+    policy: OffloadPolicy | None = None
     option: _RunInPart | None = None
     packed: int = 0
     needed: int = 0
@@ -270,8 +270,8 @@ class Capture:
             )
         handle.alias = self.released.alias(tensor) if self.released is not None else None
         if handle.alias is None:
-            if absent is None and self.parking is not None:
-                absent = self.parking.parked(tensor)
+            if absent is None and self.policy is not None:
+                absent = self.policy.stand_in(tensor)
             handle.tensor = absent or tensor.detach()
 
 

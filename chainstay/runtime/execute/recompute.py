@@ -48,8 +48,8 @@ from chainstay.runtime.stage.states import (
     non_leaves,
     version_of,
 )
-from chainstay.runtime.transfer.cells import Cell
-from chainstay.runtime.transfer.traffic import ParkedState, Parking, Traffic
+from chainstay.runtime.transfer.movable_storage import MovableStorage
+from chainstay.runtime.transfer.step_transfers import OffloadedState, OffloadHook, StepTransfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Run:
         checkpoints: States that a later operation reads, by number.
         environments: Surroundings of the first run of each stage that runs again.
         handles: Per stage, the stand-ins for what it saved.
-        traffic: Transfers to host memory and back; ``None`` where all stays.
+        transfers: Transfers to host memory and back; ``None`` where all stays.
         held: The parts that may go to the host of the state that the next first run reads.
     """
 
@@ -108,11 +108,11 @@ class Run:
     shared: Sequence[Any]
     pending: int
     widths: tuple[int, ...] = ()
-    checkpoints: dict[int, Versioned | ParkedState] = field(default_factory=dict)
+    checkpoints: dict[int, Versioned | OffloadedState] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
-    traffic: Traffic | None = None
-    held: list[Cell] = field(default_factory=list)
+    transfers: StepTransfers | None = None
+    held: list[MovableStorage] = field(default_factory=list)
 
     def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
         """Run the forward: first runs build the graph, any others go beside it."""
@@ -164,12 +164,12 @@ class Run:
                 )
             run = self._option_run(step, self.shared)
             if run is not None:
-                output = run_option(run, state, step.stage, self._parking(step, state))
+                output = run_option(run, state, step.stage, self._offload_hook(step, state))
             else:
                 with self._hooked(step, state):
                     output = self._run(step, state, self.shared)
-        if self.traffic is not None:
-            self.held = self.traffic.made(step, state, output)
+        if self.transfers is not None:
+            self.held = self.transfers.made(step, state, output)
         last = step.stages[-1]
         if self._acts_before_backward(last):
             for node in _nodes_of(output, state):
@@ -208,7 +208,7 @@ class Run:
             handles=Handles.of([self.handles[s] for s in step.stages if step.captures]),
             released=Source.of(state) if step.releases_input else None,
             stops_when_done=not (step.output_wanted or traits.fills_what_it_saved or step.option),
-            parking=self._parking(step, state) if step.captures else None,
+            policy=self._offload_hook(step, state) if step.captures else None,
         )
         if capture.is_done and not step.output_wanted:
             return
@@ -230,7 +230,7 @@ class Run:
                     capture.option = run = self._option_run(step, shared)
                     if run is not None:
                         output = run.forward(given)
-                        run.close(given, capture.parking)
+                        run.close(given, capture.policy)
                     else:
                         output = self._run(step, given, shared)
             except CapturedEverythingError:
@@ -238,7 +238,7 @@ class Run:
         del held
         capture.require_done()
         if step.output_wanted:
-            made = None if self.traffic is None else self.traffic.made(step, state, output)
+            made = None if self.transfers is None else self.transfers.made(step, state, output)
             self._store(self.plan.shape.output(step.stages[-1]), detached(output))
             del made
 
@@ -246,8 +246,8 @@ class Run:
         return bool(self.plan.before_backward[stage] or self.plan.closing.get(stage))
 
     def _transfer(self, actions: tuple[Action, ...]) -> None:
-        if actions and self.traffic is not None:
-            self.traffic.act(actions)
+        if actions and self.transfers is not None:
+            self.transfers.act(actions)
 
     def _store_inputs(self, step: Step, state: State) -> None:
         """Keep what a later forward reads of a stage's input, without the graph that made it."""
@@ -261,10 +261,10 @@ class Run:
 
     def _store(self, number: int, state: State) -> None:
         """Keep state `number`."""
-        if self.traffic is None:
+        if self.transfers is None:
             self.checkpoints[number] = Versioned.of(state)
         else:
-            self.checkpoints[number] = self.traffic.checkpoint(state)
+            self.checkpoints[number] = self.transfers.checkpoint(state)
 
     def _take_start(self, step: Step) -> tuple[State, list[Environment]]:
         """Return what a step starts from; keep it only if another forward starts from it, too."""
@@ -298,26 +298,26 @@ class Run:
         """Return the hooks for what a first run saves, or none where all of it stays."""
         stage = step.stage
         prepare = partial(self.prepare_backward, stage)
-        parking = self._parking(step, state) if step.captures else None
+        policy = self._offload_hook(step, state) if step.captures else None
         if step.captures and not step.releases_input:
-            return nullcontext() if parking is None else parking.hooks()
+            return nullcontext() if policy is None else policy.hooks()
         handles = self.handles[stage] = Handles()
         pack = (
-            Kept(stage, prepare, handles, Source.of(state), parking)
+            Kept(stage, prepare, handles, Source.of(state), policy)
             if step.captures
             else Dropped(stage, prepare, handles)
         )
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    def _parking(self, step: Step, state: State) -> Parking | None:
-        """Return the parking for tensors that move among those that a run saves."""
-        if self.traffic is None:
+    def _offload_hook(self, step: Step, state: State) -> OffloadHook | None:
+        """Return the hook for tensors that move among those that a run saves."""
+        if self.transfers is None:
             return None
         prepare = partial(self.prepare_backward, step.stage)
         traits = self.chain.traits[step.stage]
         shared = [self.shared[position] for position in (*traits.reads, *traits.written)]
         given = (*state, *(value for value in shared if isinstance(value, torch.Tensor)))
-        return self.traffic.parking(step, given, prepare)
+        return self.transfers.hook(step, given, prepare)
 
 
 @dataclass(frozen=True, slots=True)

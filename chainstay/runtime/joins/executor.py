@@ -96,7 +96,7 @@ class JoinExecutor:
         PlanMismatchError: It keeps a stage under an option that the stage does not have.
     """
 
-    transport: None = None  # joins move nothing
+    transfers: None = None  # joins move nothing
 
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
         self._join = join

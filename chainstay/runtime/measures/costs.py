@@ -184,9 +184,9 @@ def _phases(
     """Every stage's phases, the last stage first: its gradients lie as the one below gets them."""
     leaves = [probe.leaves for probe in probes]
     source, device = subject.source, subject.device
-    parked = []
+    on_the_host = []
     for index, probe in enumerate(probes):
-        parked.append(_parked(source))
+        on_the_host.append(_on_the_host(source))
         source = detached(run_stage(probe.stage, index, source, subject.shared))
     subject.progress("tracing memory", steps=0, more=len(probes))
     for index, probe in reversed(list(enumerate(probes))):
@@ -195,13 +195,13 @@ def _phases(
         if is_whole:
             held = [holder.leaf_gradients for holder in probes]
             probe.uses = LeafUses.of(leaves, index, index, held)
-        for phase in probe.phases(parked[index], device):
-            yield partial(_blamed, phase, probe.stage, index, parked[index])
-        parked.pop()
+        for phase in probe.phases(on_the_host[index], device):
+            yield partial(_blamed, phase, probe.stage, index, on_the_host[index])
+        on_the_host.pop()
         gradients = probe.input_gradients
 
 
-def _parked(state: State) -> State:
+def _on_the_host(state: State) -> State:
     """The same values off the device: all states together might not fit there."""
     host = torch.device("cpu")
     return state if all(tensor.device == host for tensor in state) else copied(state, host)

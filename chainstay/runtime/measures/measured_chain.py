@@ -53,7 +53,7 @@ from chainstay.runtime.stage.given_stages import (
 )
 from chainstay.runtime.stage.loss_stage import Loss, loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import names_of, subject_of, with_graph
-from chainstay.runtime.transfer import Engine, Transport, engine_for, program_of
+from chainstay.runtime.transfer import Engine, PlannedTransfers, engine_for, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 
@@ -80,7 +80,7 @@ class PlannedChain(StageLoop):
     Args:
         measured: What to run.
         schedule: For its stages and the loss, valid under free discards.
-        transport: Makes the transfers that the schedule has, if it has any.
+        transfers: Makes the transfers that the schedule has, if it has any.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages.
@@ -93,12 +93,12 @@ class PlannedChain(StageLoop):
     _capture: _ChainGraphs
 
     def __init__(
-        self, measured: MeasuredChain, schedule: Schedule, transport: Transport | None = None
+        self, measured: MeasuredChain, schedule: Schedule, transfers: PlannedTransfers | None = None
     ) -> None:
         super().__init__(
             measured.source.named,
             _measured=measured,
-            _executor=Executor(measured.chain, schedule, transport),
+            _executor=Executor(measured.chain, schedule, transfers),
             _capture=_ChainGraphs(),
         )
         self.training = measured.source.is_training
@@ -237,15 +237,15 @@ class MeasuredChain(Measurement):
                 f"the plan is a {type(plan).__name__}, must be a Schedule or a Solution; "
                 "get one from chainstay.solve_measured(measured, budget)"
             )
-        transport = None
+        transfers = None
         if isinstance(plan, OffloadSolution):
             engine = engine or engine_for(
                 self.chain.device, link=plan.link, host_budget=host_budget
             )
             schedule = matching(program_of(plan), self.chain)
             profile, overheads = self.flat_profile_for(schedule), self.overheads_for(schedule)
-            transport = Transport.of(plan, profile, overheads, engine)
-        return PlannedChain(self, schedule, transport)
+            transfers = PlannedTransfers.of(plan, profile, overheads, engine)
+        return PlannedChain(self, schedule, transfers)
 
 
 def measure(  # noqa: PLR0913  # all but the model and the sample have defaults

@@ -13,8 +13,8 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.execute.handles import (
     Absent,
+    OffloadPolicy,
     Packed,
-    ParkingPolicy,
     is_parameter,
     refuse_backward,
     unpack,
@@ -175,7 +175,7 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
 
 
 def run_option(
-    run: OptionRun, state: State, stage: int, parking: ParkingPolicy | None = None
+    run: OptionRun, state: State, stage: int, policy: OffloadPolicy | None = None
 ) -> State:
     """Run the forward of a stage with an option, the first of a step; return the next state.
 
@@ -183,18 +183,18 @@ def run_option(
         run: The run.
         state: The stage's input.
         stage: The stage's number in its chain, for messages.
-        parking: Knows which tensors may go to the host; ``None`` where all stay.
+        policy: Knows which tensors may go to the host; ``None`` where all stay.
     """
-    pack = OptionPack(run, stage, parking)
+    pack = OptionPack(run, stage, policy)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
     try:
-        if parking is None:
+        if policy is None:
             run.hooks = hooks
             output = run.forward(state)
         else:
             with hooks:  # what the option keeps may move
                 output = run.forward(state)
-        run.close(state, parking)
+        run.close(state, policy)
     finally:
         run.unhook_all()
         pack.close()

@@ -30,7 +30,7 @@ from chainstay.runtime.execute.environment import (
 )
 from chainstay.runtime.execute.handles import (
     Absent,
-    ParkingPolicy,
+    OffloadPolicy,
     Staying,
     is_parameter,
     refuse_backward,
@@ -149,8 +149,8 @@ class OptionRun:
         place = code.packs[number]
         return None if place is None else self._groups[place[0]].handle(place[1])
 
-    def close(self, state: State, parking: ParkingPolicy | None = None) -> None:
-        """End the forward, which got `state`; `parking` knows what of all this may go to the host.
+    def close(self, state: State, policy: OffloadPolicy | None = None) -> None:
+        """End the forward, which got `state`; `policy` knows what of all this may go to the host.
 
         Raises:
             PlanMismatchError: It saved less than when the option was made.
@@ -158,13 +158,13 @@ class OptionRun:
         if self.hooks is None:
             self._require_packed(len(self.code.packs))
         self.state = {
-            index: _Held.of(state[index].detach(), parking) for index in self.code.state_reads
+            index: _Held.of(state[index].detach(), policy) for index in self.code.state_reads
         }
         groups, stashes = self._groups, self.stashes
         self._groups, self.stashes = [], []  # first: a circle would outlive an interruption
         self.hooks = None
         for group in groups:
-            group.close(self, stashes, parking)
+            group.close(self, stashes, policy)
 
     def input_of(self, index: int) -> torch.Tensor:
         """Return a tensor of the incoming state.
@@ -192,12 +192,12 @@ class OptionPack:
     Attributes:
         run: The run, until `close`.
         stage: The stage's number in its chain, for messages.
-        parking: Knows which tensors may go to the host; ``None`` where all stay.
+        policy: Knows which tensors may go to the host; ``None`` where all stay.
     """
 
     run: OptionRun | None
     stage: int
-    parking: ParkingPolicy | None = None
+    policy: OffloadPolicy | None = None
 
     def __call__(self, tensor: torch.Tensor) -> object:
         """Return a handle for what is dropped; the rest stays, or goes to the host."""
@@ -205,8 +205,8 @@ class OptionPack:
             return tensor
         assert self.run is not None, "saved in the forward"
         absent: Absent | None = self.run.packed(tensor)
-        if absent is None and self.parking is not None:
-            absent = self.parking.parked(tensor)
+        if absent is None and self.policy is not None:
+            absent = self.policy.stand_in(tensor)
         return absent or Staying.of(self.stage, tensor)
 
     def close(self) -> None:
@@ -249,10 +249,10 @@ class _Held:
     version: int = 0
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, parking: ParkingPolicy | None) -> _Held:
-        """Hold `tensor`, which has no graph; `parking` knows whether it may go to the host."""
-        parked = None if parking is None else parking.parked(tensor)
-        return cls(tensor, version_of(tensor)) if parked is None else cls(parked)
+    def of(cls, tensor: torch.Tensor, policy: OffloadPolicy | None) -> _Held:
+        """Hold `tensor`, which has no graph; `policy` knows whether it may go to the host."""
+        stand_in = None if policy is None else policy.stand_in(tensor)
+        return cls(tensor, version_of(tensor)) if stand_in is None else cls(stand_in)
 
     def unchanged(self, what: str, stage: str) -> torch.Tensor:
         """Return the tensor, brought back if need be.
@@ -274,13 +274,13 @@ class _Held:
         return self.tensor
 
 
-def _stashed(value: Any, parking: ParkingPolicy | None) -> Any:
+def _stashed(value: Any, policy: OffloadPolicy | None) -> Any:
     """Hold what a forward has set aside: a tensor, states of random generators, or a number."""
     match value:
         case torch.Tensor():
-            return _Held.of(value, parking)
+            return _Held.of(value, policy)
         case [(torch.device(), torch.Tensor()), *_]:
-            return tuple((device, _Held.of(state, parking)) for device, state in value)
+            return tuple((device, _Held.of(state, policy)) for device, state in value)
     return value
 
 
@@ -312,11 +312,11 @@ class _Group:
         self.handles[slot] = ref(handle)
         return handle
 
-    def close(self, run: OptionRun, stashes: Sequence[Any], parking: ParkingPolicy | None) -> None:
+    def close(self, run: OptionRun, stashes: Sequence[Any], policy: OffloadPolicy | None) -> None:
         """Take what the replay starts from."""
         self.run = run
         for index in self.code.stashes:
-            self.stashes[index] = _stashed(stashes[index], parking)
+            self.stashes[index] = _stashed(stashes[index], policy)
 
     def replay(self) -> None:
         """Run the operators again and fill the handles."""

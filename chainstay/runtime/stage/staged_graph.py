@@ -28,7 +28,7 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.runtime.stage.loss_stage import on_stand_ins
 from chainstay.runtime.stage.states import detached
-from chainstay.runtime.transfer import Transport
+from chainstay.runtime.transfer import PlannedTransfers
 from chainstay.solution import Solution
 
 
@@ -45,7 +45,7 @@ class StagedGraph:
     chain: Chain
 
     def planned(
-        self, solution: Solution, profile: ChainProfile, transport: Transport | None = None
+        self, solution: Solution, profile: ChainProfile, transfers: PlannedTransfers | None = None
     ) -> PlannedGraph:
         """The graph by the schedule of `solution`.
 
@@ -53,10 +53,10 @@ class StagedGraph:
             PlanMismatchError: The schedule is for another number of stages, or cannot be run.
             InvalidScheduleError: An operation lacks what it needs.
         """
-        schedule = solution.schedule if transport is None else transport.schedule
+        schedule = solution.schedule if transfers is None else transfers.schedule
         return PlannedGraph(
             staged=self,
-            executor=Executor(self.chain, schedule, transport),
+            executor=Executor(self.chain, schedule, transfers),
             solution=solution,
             profile=profile,
         )

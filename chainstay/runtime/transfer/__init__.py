@@ -1,17 +1,17 @@
 """Stored data that goes to host memory and comes back, beside the computation.
 
-===============  ========================================================================
-`transfer_plan`  a program list as what to do before each computation, counted in bytes
-`computations`   the program list, cut where something is computed
-`engine`         what moves bytes, and what it promises: the seam between the two engines
-`pool`           host memory, handed out in slots, within a limit
-`stream_engine`  the engine of accelerators: pinned slots, two side streams, events
-`cpu_engine`     the engine of the CPU, a double of the other: two throttled threads
-`cells`          one storage on its way to the host and back
-`traffic`        one training step's transfers
-`transport`      a plan and its engine, for an `Executor`
-`speed`          how fast a link is
-===============  ========================================================================
+===================  ====================================================================
+`transfer_plan`      a program list as what to do before each computation, in bytes
+`computations`       the program list, cut where something is computed
+`engine`             what moves bytes, and what it promises: the interface of both engines
+`pool`               host memory, handed out in slots, within a limit
+`stream_engine`      the engine of accelerators: pinned slots, two side streams, events
+`cpu_engine`         the engine of the CPU, a double of the other: two throttled threads
+`movable_storage`    one storage on its way to the host and back
+`step_transfers`     one training step's transfers
+`planned_transfers`  a plan and its engine, for an `Executor`
+`speed`              how fast a link is
+===================  ====================================================================
 
 Rules that make it right without making the host wait, in both engines:
 
@@ -25,12 +25,12 @@ Rules that make it right without making the host wait, in both engines:
 """
 
 from chainstay.runtime.transfer.engine import Engine
-from chainstay.runtime.transfer.speed import measure_link
-from chainstay.runtime.transfer.transport import (
-    Transport,
+from chainstay.runtime.transfer.planned_transfers import (
+    PlannedTransfers,
     engine_for,
     program_of,
     transfers_of,
 )
+from chainstay.runtime.transfer.speed import measure_link
 
-__all__ = ["Engine", "Transport", "engine_for", "measure_link", "program_of", "transfers_of"]
+__all__ = ["Engine", "PlannedTransfers", "engine_for", "measure_link", "program_of", "transfers_of"]

@@ -223,7 +223,7 @@ class _Sampler:
         taken = tuple(map(self.numbers.seen, state))
         given = detached(state)
         versions = tuple(map(version_of, state))
-        parked = _parked(state)
+        on_the_host = _on_the_host(state)
         (stage,) = chain.stages
         result = stage(state, shared)
         known = {id(tensor): position for position, tensor in enumerate(state)}
@@ -235,8 +235,8 @@ class _Sampler:
             _SampledCall(
                 call=BlockCall(name, name.rpartition(".")[0], block, taken, made),
                 graph=graph,
-                state=parked,
-                result=_parked(result),
+                state=on_the_host,
+                result=_on_the_host(result),
                 passed={
                     n: known[id(tensor)] for n, tensor in enumerate(result) if id(tensor) in known
                 },
@@ -322,6 +322,6 @@ def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
     return states
 
 
-def _parked(state: State) -> State:
+def _on_the_host(state: State) -> State:
     """Without the graph, and off a device that may be short of memory."""
     return tuple(tensor.detach().to("cpu").requires_grad_(tensor.requires_grad) for tensor in state)

@@ -14,53 +14,61 @@ from chainstay.runtime.execute.handles import Packed, Staying, unpack
 from chainstay.runtime.execute.items import Act, Action, Item
 from chainstay.runtime.execute.liveness import Step
 from chainstay.runtime.stage.states import State, address_of, version_of
-from chainstay.runtime.transfer.cells import Cell, Parked, fetch, release, send
 from chainstay.runtime.transfer.engine import Engine
+from chainstay.runtime.transfer.movable_storage import (
+    MovableStorage,
+    OffloadedTensor,
+    fetch,
+    release,
+    send,
+)
 
-__all__ = ["ParkedState", "Parking", "Traffic"]
+__all__ = ["OffloadHook", "OffloadedState", "StepTransfers"]
 
-Cells = dict[int, weakref.ref[Cell]]
+StoragesByAddress = dict[int, weakref.ref[MovableStorage]]
 """By the address of their storage, good as long as they are on the device."""
 
 
 @dataclass(slots=True)
-class Traffic:
+class StepTransfers:
     """Transfers between one forward and its backward.
 
-    It holds no cell: the graph's handles do, checkpoints, and whoever runs stages.
+    It holds no storage: the graph's handles do, checkpoints, and whoever runs stages.
 
     Attributes:
         engine: Moves bytes.
-        parcels: For every item that goes to the host, the storages that it lies in.
-        cells: All that were made.
+        by_item: For every item that goes to the host, the storages that it lies in.
+        by_address: All storages that were made.
         spare_bytes: The bytes that small storages may still take that stay on the device although
             their item goes to the host.
     """
 
     engine: Engine
-    parcels: dict[Item, list[weakref.ref[Cell]]] = field(default_factory=dict)
-    cells: Cells = field(default_factory=dict)
+    by_item: dict[Item, list[weakref.ref[MovableStorage]]] = field(default_factory=dict)
+    by_address: StoragesByAddress = field(default_factory=dict)
     spare_bytes: int = 0
 
     def act(self, actions: Iterable[Action]) -> None:
         """Do what the plan says."""
         for action in actions:
-            parcel = self.parcels.get(action.item, ())
-            cells = [cell for cell in (reference() for reference in parcel) if cell is not None]
+            of_item = self.by_item.get(action.item, ())
+            storages = [
+                storage for storage in (reference() for reference in of_item) if storage is not None
+            ]
             match action.act:
                 case Act.SEND:
-                    send(cells, self.engine)
+                    send(storages, self.engine)
                 case Act.RELEASE:
-                    release(cells, self.engine)
+                    release(storages, self.engine)
                 case Act.FETCH | Act.COPY:
-                    fetch(cells, self.engine, leaves_host=action.act is Act.FETCH)
-                    for cell in cells:
-                        self._know(cell)
+                    fetch(storages, self.engine, leaves_host=action.act is Act.FETCH)
+                    for storage in storages:
+                        self._know(storage)
                 case _:
                     assert_never(action.act)
 
-    def parking(self, step: Step, given: State, prepare: Callable[[], None]) -> Parking | None:
-        """Return a parking for a run of a stage that saves tensors that move; ``None`` if none do.
+    def hook(self, step: Step, given: State, prepare: Callable[[], None]) -> OffloadHook | None:
+        """Return the hook for a run of a stage that saves tensors that move; ``None`` if none do.
 
         Args:
             step: The run.
@@ -68,67 +76,67 @@ class Traffic:
             prepare: Brings about all that comes before the stage's backward.
         """
         known = {address_of(tensor) for tensor in given}
-        inputs = {address for address in known if self.cell_at(address) is not None}
+        inputs = {address for address in known if self.storage_at(address) is not None}
         if step.makes is None and not inputs:
             return None
         own, fixed = None, known - inputs
         if step.makes is not None:
-            own = self.parcels[step.makes] = []
-        return Parking(step.stage, prepare, self, frozenset(fixed), own)
+            own = self.by_item[step.makes] = []
+        return OffloadHook(step.stage, prepare, self, frozenset(fixed), own)
 
-    def made(self, step: Step, given: State, output: State) -> list[Cell]:
+    def made(self, step: Step, given: State, output: State) -> list[MovableStorage]:
         """Know the state that `step` made of `given`: what is new in it is part of its item.
 
         Returns:
-            Its cells, to be held as long as the state is.
+            Its storages, to be held as long as the state is.
         """
         held = []
         passed = {address_of(tensor) for tensor in given}
-        parcel = None if step.makes is None else self.parcels.setdefault(step.makes, [])
+        of_item = None if step.makes is None else self.by_item.setdefault(step.makes, [])
         for tensor in output:
             address = address_of(tensor)
-            cell = self.cell_at(address)
+            storage = self.storage_at(address)
             if address in passed:
-                if cell is not None:  # it belongs to several states from now on
-                    cell.stays = True
-            elif cell is None and parcel is not None and is_movable(tensor, self.engine):
-                cell = self.new_cell(step.stage, tensor, parcel)
-            if cell is not None:
-                held.append(cell)
+                if storage is not None:  # it belongs to several states from now on
+                    storage.stays = True
+            elif storage is None and of_item is not None and is_movable(tensor, self.engine):
+                storage = self.new_storage(step.stage, tensor, of_item)
+            if storage is not None:
+                held.append(storage)
         return held
 
-    def checkpoint(self, state: State) -> ParkedState:
+    def checkpoint(self, state: State) -> OffloadedState:
         """`state` to be read again; what moves may be away meanwhile."""
-        return ParkedState.of(state, self)
+        return OffloadedState.of(state, self)
 
-    def cell_at(self, address: int) -> Cell | None:
-        """The cell whose memory on the device is there, if there is one."""
-        reference = self.cells.get(address)
-        cell = reference() if reference is not None else None
-        if cell is None or cell.memory is None or address_of(cell.memory) != address:
+    def storage_at(self, address: int) -> MovableStorage | None:
+        """The storage whose memory on the device is there, if there is one."""
+        reference = self.by_address.get(address)
+        storage = reference() if reference is not None else None
+        if storage is None or storage.memory is None or address_of(storage.memory) != address:
             return None
-        return cell
+        return storage
 
-    def new_cell(
-        self, stage: int, tensor: torch.Tensor, parcel: list[weakref.ref[Cell]]
-    ) -> Cell | None:
+    def new_storage(
+        self, stage: int, tensor: torch.Tensor, of_item: list[weakref.ref[MovableStorage]]
+    ) -> MovableStorage | None:
         """Return one for the storage of `tensor`; ``None`` if that is small and may stay."""
         size = tensor.untyped_storage().nbytes()
         if size < self.engine.least_bytes and size <= self.spare_bytes:
             self.spare_bytes -= size
             return None
-        cell = Cell(stage, self.engine, tensor)
-        parcel.append(weakref.ref(cell))
-        self._know(cell)
-        return cell
+        storage = MovableStorage(stage, self.engine, tensor)
+        of_item.append(weakref.ref(storage))
+        self._know(storage)
+        return storage
 
-    def _know(self, cell: Cell) -> None:
-        if cell.memory is not None:
-            self.cells[address_of(cell.memory)] = weakref.ref(cell)
+    def _know(self, storage: MovableStorage) -> None:
+        if storage.memory is not None:
+            self.by_address[address_of(storage.memory)] = weakref.ref(storage)
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedState:
+class OffloadedState:
     """A state whose tensors may be away; stands for a `Versioned` one.
 
     Attributes:
@@ -137,17 +145,17 @@ class ParkedState:
         wanting: Which want gradients.
     """
 
-    tensors: tuple[torch.Tensor | Parked, ...]
+    tensors: tuple[torch.Tensor | OffloadedTensor, ...]
     versions: tuple[int, ...]
     wanting: tuple[bool, ...]
 
     @classmethod
-    def of(cls, state: State, traffic: Traffic) -> ParkedState:
-        """Hold `state`, or the cells that its tensors lie in."""
+    def of(cls, state: State, transfers: StepTransfers) -> OffloadedState:
+        """Hold `state`, or the storages that its tensors lie in."""
         held = []
         for tensor in state:
-            cell = traffic.cell_at(address_of(tensor))
-            held.append(tensor if cell is None else Parked(cell, _nothing, tensor))
+            storage = transfers.storage_at(address_of(tensor))
+            held.append(tensor if storage is None else OffloadedTensor(storage, _nothing, tensor))
         return cls(
             tuple(held),
             tuple(_version_of(value) for value in held),
@@ -167,7 +175,7 @@ class ParkedState:
             PlanMismatchError: One was changed in place before it went.
         """
         tensors = (
-            tensor.restored().detach() if isinstance(tensor, Parked) else tensor
+            tensor.restored().detach() if isinstance(tensor, OffloadedTensor) else tensor
             for tensor in self.tensors
         )
         return tuple(
@@ -177,46 +185,46 @@ class ParkedState:
 
 
 @dataclass(slots=True)
-class Parking:
+class OffloadHook:
     """Pack hook of a stage's run. The graph keeps it, so it holds no memory.
 
     Attributes:
         stage: Which.
         prepare: Brings about all that comes before its backward.
-        traffic: Knows the cells.
+        transfers: Knows the storages.
         fixed: Addresses of what stays: an input that does not move, and if its own data moves,
             parameters and buffers.
-        own: Gets the cells of what it saves, if that moves.
+        own: Gets the storages of what it saves, if that moves.
     """
 
     stage: int
     prepare: Callable[[], None]
-    traffic: Traffic
+    transfers: StepTransfers
     fixed: frozenset[int]
-    own: list[weakref.ref[Cell]] | None
+    own: list[weakref.ref[MovableStorage]] | None
 
     def __call__(self, tensor: torch.Tensor) -> object:
         """A handle if the tensor moves; others stay, as autograd would hold them."""
-        return self.parked(tensor) or Staying.of(self.stage, tensor)
+        return self.stand_in(tensor) or Staying.of(self.stage, tensor)
 
-    def parked(self, tensor: torch.Tensor) -> Parked | None:
+    def stand_in(self, tensor: torch.Tensor) -> OffloadedTensor | None:
         """Return the stand-in for the tensor, or ``None`` if it does not move."""
-        if not is_movable(tensor, self.traffic.engine):
+        if not is_movable(tensor, self.transfers.engine):
             return None
         address = address_of(tensor)
-        cell = self.traffic.cell_at(address)
-        if cell is None and self.own is not None and address not in self.fixed:
-            cell = self.traffic.new_cell(self.stage, tensor, self.own)
-        return None if cell is None else Parked(cell, self.prepare, tensor)
+        storage = self.transfers.storage_at(address)
+        if storage is None and self.own is not None and address not in self.fixed:
+            storage = self.transfers.new_storage(self.stage, tensor, self.own)
+        return None if storage is None else OffloadedTensor(storage, self.prepare, tensor)
 
     def hooks(self) -> AbstractContextManager[object]:
         """Return the hooks for a run whose saved data stays in the graph, or goes to the host."""
         return torch.autograd.graph.saved_tensors_hooks(self, restored)
 
 
-def restored(packed: Parked | Packed) -> torch.Tensor:
+def restored(packed: OffloadedTensor | Packed) -> torch.Tensor:
     """Unpack hook of the same."""
-    return packed.restored() if isinstance(packed, Parked) else unpack(packed)
+    return packed.restored() if isinstance(packed, OffloadedTensor) else unpack(packed)
 
 
 def is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
@@ -236,5 +244,5 @@ def _nothing() -> None:
     """A checkpoint's tensors are asked for when all is prepared."""
 
 
-def _version_of(tensor: torch.Tensor | Parked) -> int:
-    return 0 if isinstance(tensor, Parked) else version_of(tensor)
+def _version_of(tensor: torch.Tensor | OffloadedTensor) -> int:
+    return 0 if isinstance(tensor, OffloadedTensor) else version_of(tensor)

@@ -1,17 +1,17 @@
-"""One storage on its way to the host and back, and what is held of it meanwhile.
+"""A storage on its way to the host and back, and what stands for its tensors meanwhile.
 
-=============  =================  ==============  =========================
-a cell that    has memory on the  and a slot      and the ticket of
-=============  =================  ==============  =========================
-stays          device             --              --
-is leaving     device             being written   the transfer to the host
-is away        --                 filled          the same
-is returning   device, unread     being read      the transfer from the host
-is back        device             --              --
-is a copy      device             filled          the transfer from the host
-=============  =================  ==============  =========================
+==============  =================  ==============  ==========================
+a storage that  has memory on the  and a slot      and the ticket of
+==============  =================  ==============  ==========================
+stays           device             --              --
+is leaving      device             being written   the transfer to the host
+is away         --                 filled          the same
+is returning    device, unread     being read      the transfer from the host
+is back         device             --              --
+is a copy       device             filled          the transfer from the host
+==============  =================  ==============  ==========================
 
-Only the graph's handles and checkpoints hold a cell for long. When they go, so do memory and
+Only the graph's handles and checkpoints hold a storage for long. When they go, so do memory and
 slot.
 """
 
@@ -28,7 +28,7 @@ from chainstay.runtime.transfer.engine import Engine, Ticket, flat, whole_storag
 from chainstay.runtime.transfer.pool import Slot
 
 
-class Cell:
+class MovableStorage:
     """A storage that several tensors may lie in, stored once.
 
     Attributes:
@@ -39,8 +39,16 @@ class Cell:
     """
 
     __slots__ = (
-        "__weakref__", "_engine", "_is_unread", "_parked", "_size", "_slot", "memory", "stage",
-        "stays", "ticket",
+        "__weakref__",
+        "_engine",
+        "_is_unread",
+        "_size",
+        "_slot",
+        "_stand_ins",
+        "memory",
+        "stage",
+        "stays",
+        "ticket",
     )  # fmt: skip
 
     def __init__(self, stage: int, engine: Engine, tensor: torch.Tensor) -> None:
@@ -52,11 +60,11 @@ class Cell:
         self.memory: torch.Tensor | None = whole_storage(tensor)
         self._engine = engine
         self._size = self.memory.nbytes
-        self._parked: list[weakref.ref[Parked]] = []
+        self._stand_ins: list[weakref.ref[OffloadedTensor]] = []
 
-    def park(self, parked: Parked) -> None:
+    def know(self, tensor: OffloadedTensor) -> None:
         """Know a saved tensor that lies here, without holding it."""
-        self._parked.append(weakref.ref(parked))
+        self._stand_ins.append(weakref.ref(tensor))
 
     @property
     def is_leaving(self) -> bool:
@@ -75,10 +83,10 @@ class Cell:
 
     def go(self) -> None:
         """Let the memory on the device go; the computation waits for the transfer already."""
-        for reference in self._parked:
-            parked = reference()
-            if parked is not None:
-                parked.let_go()
+        for reference in self._stand_ins:
+            stand_in = reference()
+            if stand_in is not None:
+                stand_in.let_go()
         memory, self.memory = self.memory, None
         self._is_unread = False
         if memory is not None:
@@ -120,21 +128,29 @@ class Cell:
             self._engine.give_back(self._slot, self.ticket)
 
 
-class Parked:
+class OffloadedTensor:
     """Stands for a tensor that may be away, in the graph or in a checkpoint."""
 
     __slots__ = (
-        "__weakref__", "_cell", "_is_spoiled", "_layout", "_prepare", "_tensor", "_version",
+        "__weakref__",
+        "_is_spoiled",
+        "_layout",
+        "_prepare",
+        "_storage",
+        "_tensor",
+        "_version",
     )  # fmt: skip
 
-    def __init__(self, cell: Cell, prepare: Callable[[], None], tensor: torch.Tensor) -> None:
-        self._cell = cell
+    def __init__(
+        self, storage: MovableStorage, prepare: Callable[[], None], tensor: torch.Tensor
+    ) -> None:
+        self._storage = storage
         self._prepare = prepare
         self._layout = MemoryLayout.of(tensor)
         self._tensor: torch.Tensor | None = tensor.detach()
         self._version = version_of(tensor)
         self._is_spoiled = False
-        cell.park(self)
+        storage.know(self)
 
     def let_go(self) -> None:
         """Hold the tensor no longer."""
@@ -153,39 +169,39 @@ class Parked:
             self._is_spoiled = version_of(self._tensor) != self._version
         if self._is_spoiled:
             raise PlanMismatchError(
-                f"a tensor of shape {tuple(self._layout.size)} that stage {self._cell.stage} saved "
-                "was changed in place between forward and backward; change a clone of it, or run "
-                "the backward first"
+                f"a tensor of shape {tuple(self._layout.size)} that stage {self._storage.stage} "
+                "saved was changed in place between forward and backward; change a clone of it, or "
+                "run the backward first"
             )
         if self._tensor is not None:
             return self._tensor
-        return self._layout.over(self._cell.arrived())
+        return self._layout.over(self._storage.arrived())
 
 
-def send(cells: Sequence[Cell], engine: Engine) -> None:
-    """Start sending `cells` to the host."""
-    transfers = [cell.leave() for cell in cells]
+def send(storages: Sequence[MovableStorage], engine: Engine) -> None:
+    """Start sending `storages` to the host."""
+    transfers = [storage.leave() for storage in storages]
     if transfers:
         ticket = engine.send(transfers)
-        for cell in cells:
-            cell.under(ticket, leaves_host=False)
+        for storage in storages:
+            storage.under(ticket, leaves_host=False)
 
 
-def release(cells: Sequence[Cell], engine: Engine) -> None:
-    """Wait until `cells` have been sent, and let their memory on the device go."""
-    leaving = [cell for cell in cells if cell.is_leaving]
-    for ticket in {id(cell.ticket): cell.ticket for cell in leaving}.values():
+def release(storages: Sequence[MovableStorage], engine: Engine) -> None:
+    """Wait until `storages` have been sent, and let their memory on the device go."""
+    leaving = [storage for storage in storages if storage.is_leaving]
+    for ticket in {id(storage.ticket): storage.ticket for storage in leaving}.values():
         engine.wait(ticket)
-    for cell in leaving:
-        cell.go()
+    for storage in leaving:
+        storage.go()
 
 
-def fetch(cells: Sequence[Cell], engine: Engine, *, leaves_host: bool = True) -> None:
-    """Start bringing `cells` back; without `leaves_host`, the host's copies stay."""
-    coming = [(cell, *cell.come()) for cell in cells if cell.memory is None]
+def fetch(storages: Sequence[MovableStorage], engine: Engine, *, leaves_host: bool = True) -> None:
+    """Start bringing `storages` back; without `leaves_host`, the host's copies stay."""
+    coming = [(storage, *storage.come()) for storage in storages if storage.memory is None]
     by_ticket = {id(sent): sent for _, _, _, sent in coming}
     for key, sent in by_ticket.items():
-        group = [(cell, memory, slot) for cell, memory, slot, s in coming if id(s) == key]
+        group = [(storage, memory, slot) for storage, memory, slot, s in coming if id(s) == key]
         ticket = engine.fetch([(memory, slot) for _, memory, slot in group], sent)
-        for cell, _, _ in group:
-            cell.under(ticket, leaves_host=leaves_host)
+        for storage, _, _ in group:
+            storage.under(ticket, leaves_host=leaves_host)

@@ -27,8 +27,8 @@ from chainstay.runtime.execute.items import (
 )
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK, CopyingEngine
 from chainstay.runtime.transfer.engine import Engine
+from chainstay.runtime.transfer.step_transfers import StepTransfers
 from chainstay.runtime.transfer.stream_engine import StreamEngine
-from chainstay.runtime.transfer.traffic import Traffic
 from chainstay.runtime.transfer.transfer_plan import plan_transfers
 from chainstay.schedule import Schedule
 from chainstay.timetable import Transfers
@@ -38,7 +38,7 @@ _SPARE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Transport:
+class PlannedTransfers:
     """The transfers of a plan, and the engine that makes them.
 
     Attributes:
@@ -60,7 +60,7 @@ class Transport:
         profile: ChainProfile,
         overheads: Sequence[int],
         engine: Engine,
-    ) -> Transport:
+    ) -> PlannedTransfers:
         """The transfers of `solution`.
 
         Args:
@@ -82,7 +82,7 @@ class Transport:
             )
         schedule, limit = program_of(solution), engine.pool.limit
 
-        def leaving(spare: int) -> Transport:
+        def leaving(spare: int) -> PlannedTransfers:
             plan = transfers_of(schedule, profile, solution.budget - spare, overheads)
             if limit is not None and plan.host_bytes > limit:
                 raise HostBudgetError(budget=limit, required=plan.host_bytes, is_least=True)
@@ -93,15 +93,15 @@ class Transport:
                 return leaving(solution.budget // _SPARE)
         return leaving(0)
 
-    def start(self) -> Traffic:
-        """Return the traffic of one step."""
-        return Traffic(self.engine, spare_bytes=self.spare_bytes)
+    def start(self) -> StepTransfers:
+        """Return the transfers of one step."""
+        return StepTransfers(self.engine, spare_bytes=self.spare_bytes)
 
 
 def transfers_of(
     schedule: Schedule, profile: ChainProfile, budget: int, overheads: Sequence[int]
 ) -> TransferPlan:
-    """Return the transfers of a program list; arguments and errors are as for `Transport.of`."""
+    """Return the transfers of a program list; `PlannedTransfers.of` has arguments and errors."""
     standing = standing_bytes(profile, schedule)
     return plan_transfers(
         schedule,

@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from chainstay import PlanMismatchError
-from chainstay.runtime.transfer.cells import Cell, Parked, release, send
 from chainstay.runtime.transfer.cpu_engine import CopyingEngine
+from chainstay.runtime.transfer.movable_storage import (
+    MovableStorage,
+    OffloadedTensor,
+    release,
+    send,
+)
 from offload_support import FAST
 
 
@@ -15,12 +20,12 @@ from offload_support import FAST
 def test_a_change_after_sending_is_noticed(*, is_let_go: bool) -> None:
     engine = CopyingEngine(FAST)
     saved = torch.zeros(8)
-    cell = Cell(3, engine, saved)
-    parked = Parked(cell, lambda: None, saved)
-    send([cell], engine)
+    storage = MovableStorage(3, engine, saved)
+    stand_in = OffloadedTensor(storage, lambda: None, saved)
+    send([storage], engine)
     saved.add_(1)
     if is_let_go:
-        release([cell], engine)
+        release([storage], engine)
     with pytest.raises(PlanMismatchError, match="that stage 3 saved was changed in place"):
-        parked.restored()
+        stand_in.restored()
     engine.close()
