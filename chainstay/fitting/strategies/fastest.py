@@ -197,8 +197,10 @@ class Strategies:
             return "nothing is faster" if name == "keep all" else "the fastest that fits"
         if name not in self.found:
             return self._why_none(name, chosen)
-        best, own = self._slowdown(chosen), self._slowdown(name)
-        return f"{float(own / best) - 1:.1%} slower" if own > best else "no faster, does more"
+        own = self._slowdown(name)
+        if own <= self._slowdown(chosen):
+            return "no faster, does more"
+        return f"{float(own) - 1:.1%} slower than plain"
 
     def _why_none(self, name: str, chosen: str) -> str:
         refusal = self.refused.get(name)
