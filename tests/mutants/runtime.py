@@ -123,7 +123,14 @@ MUTANTS: Final = (
         "            self._is_spoiled = version_of(self._tensor) != self._version\n"
         "            self._tensor = None",
         "            self._tensor = None",
-        "unit/test_transfers_cells.py::test_a_change_after_sending_is_noticed[True]",
+        "unit/test_movable_storage.py::test_a_change_after_sending_is_noticed[True]",
+    ),
+    Mutant(
+        "runtime/transfer/pool.py",
+        "            begin = end\n",
+        "            begin = 0\n",
+        "unit/test_transfers_runtime.py::"
+        "test_a_slot_of_several_pieces_holds_a_storage_in_their_order",
     ),
     Mutant(
         "runtime/transfer/pool.py",

@@ -22,7 +22,7 @@ def test_what_is_forgotten_is_let_go_by_who_computes(*, is_target: bool) -> None
     memory, other = (torch.full((8,), 7, dtype=torch.uint8) for _ in range(2))
     slots = [engine.pool.take(8) for _ in range(2)]
     if is_target:
-        slots[1].memory.fill_(7)
+        slots[1].pieces[0].fill_(7)
         other.zero_()
         ticket = engine.fetch([(memory, slots[0]), (other, slots[1])], before)
     else:
@@ -36,7 +36,7 @@ def test_what_is_forgotten_is_let_go_by_who_computes(*, is_target: bool) -> None
     before.end()
     engine.wait(ticket)
     assert (other == 7).all()
-    assert (slots[1].memory == 7).all()
+    assert (slots[1].pieces[0] == 7).all()
     engine.close()
 
 

@@ -30,10 +30,10 @@ from chainstay.runtime.execute.liveness import Step
 from chainstay.runtime.transfer import engine_for, measure_link, planned_transfers
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK, CopyingEngine
 from chainstay.runtime.transfer.engine import Transfer
-from chainstay.runtime.transfer.pool import HostPool
+from chainstay.runtime.transfer.pool import HostPool, Slot
 from chainstay.runtime.transfer.speed import link_from
 from chainstay.runtime.transfer.step_transfers import StepTransfers
-from chainstay.runtime.transfer.stream_engine import pinned_bytes
+from chainstay.runtime.transfer.stream_engine import pinned_pieces
 from chainstay.solve.offload import solve_offload
 from chainstay.timetable import Transfers
 from offload_support import FAST, LATE, SLOW, Case, perceptron_case
@@ -166,10 +166,10 @@ def test_a_forgotten_chain_stops_its_threads() -> None:
 
 def test_a_failing_copy_is_told_where_it_is_waited_for() -> None:
     engine = CopyingEngine(FAST)
-    memory = torch.zeros(8, dtype=torch.uint8)
+    memory = torch.zeros(7, 1, dtype=torch.uint8)
     slot = engine.pool.take(7)
     ticket = engine.send([(memory, slot)])
-    with pytest.raises(RuntimeError, match="size of tensor"):
+    with pytest.raises(RuntimeError, match="broadcast shape"):
         engine.wait(ticket)
     engine.close()
 
@@ -362,7 +362,7 @@ def test_host_memory_has_a_limit() -> None:
 
 
 def test_pool_reuses_and_evicts() -> None:
-    pool = HostPool(lambda size: torch.empty(size, dtype=torch.uint8), lambda size: size, 100)
+    pool = HostPool(lambda size: torch.empty(size, dtype=torch.uint8), lambda size: (size,), 100)
     first = pool.take(60)
     pool.give(first, "read until then")
     again = pool.take(60)
@@ -375,7 +375,7 @@ def test_pool_reuses_and_evicts() -> None:
         pool.take(60)
     pool.close()
     with pytest.raises(PlanMismatchError, match="closed while saved tensors were in host memory"):
-        _ = second.memory
+        _ = second.pieces
     with pytest.raises(PlanMismatchError, match="this plan was closed"):
         pool.take(1)
     pool.give(second, None)
@@ -385,8 +385,8 @@ def test_pools_of_one_model_share_what_waits_and_the_limit() -> None:
     def allocate(size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    one = HostPool(allocate, lambda size: size, 100)
-    other = HostPool(allocate, lambda size: size, 100, beside=one)
+    one = HostPool(allocate, lambda size: (size,), 100)
+    other = HostPool(allocate, lambda size: (size,), 100, beside=one)
     slot, held = one.take(60), one.take(10)
     one.give(slot, "read until then")
     assert other.take(60) is slot
@@ -395,22 +395,42 @@ def test_pools_of_one_model_share_what_waits_and_the_limit() -> None:
         other.take(40)
     one.close()
     one.close()
-    assert slot.memory.nbytes == other.allocated_bytes == 60
+    assert slot.pieces[0].nbytes == other.allocated_bytes == 60
     with pytest.raises(PlanMismatchError, match="closed while saved tensors were in host memory"):
-        _ = held.memory
+        _ = held.pieces
     other.give(slot, None)
     other.close()
     assert other.allocated_bytes == 0
 
 
-def test_pinned_memory_is_counted_as_torch_allocates_it() -> None:
-    assert [pinned_bytes(size) for size in (1, 512, 513, 4096, 5000)] == [
-        512,
-        512,
-        1024,
-        4096,
-        8192,
-    ]
+@pytest.mark.parametrize(
+    ("size", "pieces"),
+    [
+        (1, (512,)),
+        (513, (1024,)),
+        (4096, (4096,)),
+        (5000, (4096, 1024)),
+        (2**20 + 1, (2**20, 2**17)),
+        (15 * 2**17 - 1, (2**20, 2**19, 2**18, 2**17)),
+        (15 * 2**17 + 1, (2**21,)),
+    ],
+)
+def test_pinned_memory_is_allocated_in_powers_of_two(size: int, pieces: tuple[int, ...]) -> None:
+    assert pinned_pieces(size) == pieces
+
+
+def test_pinned_memory_is_an_eighth_more_at_most() -> None:
+    for size in range(4096, 2**17, 97):
+        assert size <= sum(pinned_pieces(size)) <= size + size // 8
+
+
+def test_a_slot_of_several_pieces_holds_a_storage_in_their_order() -> None:
+    slot = Slot([torch.zeros(size, dtype=torch.uint8) for size in (8, 4, 2)], 14)
+    slot.size = 13
+    memory = torch.arange(13, dtype=torch.uint8)
+    for piece, part in slot.beside(memory):
+        piece.copy_(part)
+    assert torch.cat(slot.pieces).tolist() == [*range(13), 0]
 
 
 def test_plans_that_cannot_be_run_are_refused() -> None:

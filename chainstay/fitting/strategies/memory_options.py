@@ -84,7 +84,7 @@ class MemoryOptions:
         link = self.link or measure_link(device)
         limit = self.host_budget
         if limit is not None and accelerator_at(device) is not None:
-            limit //= 2  # torch rounds pinned memory up to powers of two
+            limit -= limit // 8  # pinned memory is rounded up; see `pinned_pieces`
         if limit is None:
             return link
         return replace(link, capacity=limit if link.capacity is None else min(limit, link.capacity))

@@ -110,7 +110,7 @@ class CopyingEngine:
         beside: HostPool | None = None,
     ) -> None:
         self.device = torch.device("cpu")
-        self.pool = HostPool(_unseen_memory, lambda size: size, host_budget, beside)
+        self.pool = HostPool(_unseen_memory, lambda size: (size,), host_budget, beside)
         self.link = link
         self.stalled = 0.0
         self._poison = poison
@@ -124,13 +124,13 @@ class CopyingEngine:
     def send(self, transfers: Sequence[Transfer]) -> CopyTicket:
         """Start sending; see `Engine`."""
         after = [slot.after for _, slot in transfers if isinstance(slot.after, CopyTicket)]
-        copies = [(slot.memory, memory) for memory, slot in transfers]
+        copies = [pair for memory, slot in transfers for pair in slot.beside(memory)]
         return self._start(self._out, copies, after)
 
     def fetch(self, transfers: Sequence[Transfer], sent: Ticket) -> CopyTicket:
         """Start fetching; see `Engine`."""
         assert isinstance(sent, CopyTicket), "tickets come from the engine that gets them"
-        copies = [(memory, slot.memory) for memory, slot in transfers]
+        copies = [pair[::-1] for memory, slot in transfers for pair in slot.beside(memory)]
         if self._poison:
             for memory, _ in transfers:
                 memory.fill_(_POISON)
@@ -159,7 +159,8 @@ class CopyingEngine:
     def give_back(self, slot: Slot, after: Ticket | None) -> None:
         """Give host memory back to the pool; see `Engine`."""
         if self._poison and (after is None or _has_ended(after)):
-            slot.memory.fill_(_POISON)
+            for piece in slot.pieces:
+                piece.fill_(_POISON)
         self.pool.give(slot, after)
 
     def close(self) -> None:

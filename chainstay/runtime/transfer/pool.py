@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 
@@ -21,37 +21,54 @@ __all__ = ["HostPool", "Slot"]
 
 
 class Slot:
-    """A piece of host memory.
+    """Host memory for one storage, in one piece or several.
 
     Attributes:
         size: Bytes that it was made for.
         after: The last transfer that reads it: nobody may write before that has ended.
     """
 
-    __slots__ = ("__weakref__", "_memory", "after", "size")
+    __slots__ = ("__weakref__", "_pieces", "after", "size")
 
-    def __init__(self, memory: torch.Tensor, size: int) -> None:
-        self._memory: torch.Tensor | None = memory
+    def __init__(self, pieces: Sequence[torch.Tensor], size: int) -> None:
+        self._pieces = tuple(pieces)
         self.size = size
         self.after: object = None
 
     @property
-    def memory(self) -> torch.Tensor:
-        """Shape (size,), bytes.
+    def pieces(self) -> tuple[torch.Tensor, ...]:
+        """The memory as it was allocated, bytes.
 
         Raises:
             PlanMismatchError: The pool was closed.
         """
-        if self._memory is None:
+        if not self._pieces:
             raise PlanMismatchError(
                 "the plan was closed while saved tensors were in host memory; run the backward "
                 "before close() or unfit(), or run the forward again"
             )
-        return self._memory[: self.size]
+        return self._pieces
+
+    def beside(self, memory: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield pieces, each with the bytes of `memory` that have their place there.
+
+        Args:
+            memory: Shape (size,), bytes.
+
+        Raises:
+            PlanMismatchError: The pool was closed.
+        """
+        assert memory.nbytes == self.size, "a slot is taken for all bytes of a storage"
+        begin = 0
+        for piece in self.pieces:
+            end = min(begin + piece.nbytes, self.size)
+            is_all = end - begin == memory.nbytes
+            yield piece[: end - begin], memory if is_all else memory[begin:end]
+            begin = end
 
     def drop(self) -> None:
         """Let the memory go."""
-        self._memory = None
+        self._pieces = ()
 
 
 @dataclass(slots=True)
@@ -80,8 +97,8 @@ class HostPool:
         memory: What it has together with the pools beside it.
 
     Args:
-        allocate: Makes host memory of so many bytes.
-        rounded: A function from a size to the bytes that are allocated for it.
+        allocate: Makes a piece of host memory of so many bytes.
+        pieces_of: A function from a size to the bytes of the pieces that are allocated for it.
         limit: See above.
         beside: A pool of the same kind of memory to share with.
     """
@@ -89,14 +106,14 @@ class HostPool:
     def __init__(
         self,
         allocate: Callable[[int], torch.Tensor],
-        rounded: Callable[[int], int],
+        pieces_of: Callable[[int], Sequence[int]],
         limit: int | None,
         beside: HostPool | None = None,
     ) -> None:
         self.limit = limit
         self.used_bytes = 0
         self._allocate = allocate
-        self._rounded = rounded
+        self._pieces_of = pieces_of
         self.memory: PoolMemory = PoolMemory() if beside is None else beside.memory
         self._idle, self._lock = self.memory.idle, self.memory.lock
         self._used: weakref.WeakSet[Slot] = weakref.WeakSet()
@@ -116,12 +133,13 @@ class HostPool:
             HostBudgetError: The limit forbids it.
             PlanMismatchError: The pool is closed.
         """
-        room = self._rounded(size)
+        pieces = self._pieces_of(size)
+        room = sum(pieces)
         with self._lock:
             if self._is_closed:
                 raise PlanMismatchError("this plan was closed; make another to go on training")
             idle = self._idle[room]
-            slot = idle.pop() if idle else self._new(room)
+            slot = idle.pop() if idle else self._new(pieces, room)
             slot.size = size
             self._used.add(slot)
             self.used_bytes += room
@@ -133,7 +151,7 @@ class HostPool:
             self._used.discard(slot)
             if self._is_closed:
                 return
-            room = self._rounded(slot.size)
+            room = sum(self._pieces_of(slot.size))
             self.used_bytes -= room
             slot.after = after
             self._idle[room].append(slot)
@@ -152,7 +170,7 @@ class HostPool:
             while self.memory.pools == 0 and self._let_one_go():
                 pass
 
-    def _new(self, room: int) -> Slot:
+    def _new(self, pieces: Sequence[int], room: int) -> Slot:
         if self.limit is not None:
             while self.allocated_bytes + room > self.limit and self._let_one_go():
                 pass
@@ -160,9 +178,9 @@ class HostPool:
                 raise HostBudgetError(
                     budget=self.limit, required=self.allocated_bytes + room, is_least=False
                 )
-        memory = self._allocate(room)
+        slot = Slot([self._allocate(piece) for piece in pieces], room)
         self.memory.allocated_bytes += room
-        return Slot(memory, room)
+        return slot
 
     def _let_one_go(self) -> bool:
         for room, slots in list(self._idle.items()):

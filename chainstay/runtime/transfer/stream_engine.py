@@ -59,7 +59,7 @@ class StreamEngine:
         accelerator = accelerator_at(self.device)
         if accelerator is None:
             raise UnsupportedModelError(f"a {device.type!r} device has no streams to copy on")
-        self.pool = HostPool(_pinned_memory, pinned_bytes, host_budget, beside)
+        self.pool = HostPool(_pinned_memory, pinned_pieces, host_budget, beside)
         self._accelerator = accelerator
         self._out = accelerator.stream()
         self._back = accelerator.stream()
@@ -75,7 +75,7 @@ class StreamEngine:
             if isinstance(slot.after, StreamTicket):
                 self._out.wait_event(slot.after.end)
         with self._accelerator.on(self._out):
-            _copy([(slot.memory, memory) for memory, slot in transfers])
+            _copy([pair for memory, slot in transfers for pair in slot.beside(memory)])
         return StreamTicket(self._out.record_event(), computing)
 
     def fetch(self, transfers: Sequence[Transfer], sent: Ticket) -> StreamTicket:
@@ -84,7 +84,7 @@ class StreamEngine:
         self._back.wait_event(computing.record_event())  # allocated: its earlier users are done
         self._back.wait_event(_end_of(sent))
         with self._accelerator.on(self._back):
-            _copy([(memory, slot.memory) for memory, slot in transfers])
+            _copy([pair[::-1] for memory, slot in transfers for pair in slot.beside(memory)])
         return StreamTicket(self._back.record_event(), computing)
 
     def wait(self, ticket: Ticket) -> None:
@@ -114,9 +114,15 @@ class StreamEngine:
         self.pool.close()
 
 
-def pinned_bytes(size: int) -> int:
-    """Return the pinned bytes that torch allocates for `size` bytes: the next power of two."""
-    return 1 << max(size - 1, 511).bit_length()
+def pinned_pieces(size: int) -> tuple[int, ...]:
+    """Return the sizes of the pieces of pinned memory for `size` bytes, the largest first.
+
+    torch rounds what it pins up to a power of two. Powers of two that together have `size`
+    rounded up in its fourth binary digit are at most an eighth more, beyond a few KiB.
+    """
+    unit = max(1 << max(size.bit_length() - 4, 0), 512)
+    room = -(-size // unit) * unit
+    return tuple(1 << bit for bit in reversed(range(room.bit_length())) if room >> bit & 1)
 
 
 def _end_of(ticket: Ticket) -> torch.Event:
