@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import nn
 
-from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
 from chainstay.fitting.budgets import Budget, is_share
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.strategies.memory_options import RECOMPUTING, MemoryOptions
@@ -30,7 +30,7 @@ from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.capture.operators import ObservedGraph, observe_graph
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.devices.device import device_at
+from chainstay.runtime.devices.device import device_at, device_of
 from chainstay.runtime.execute.alternatives import table_of
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.planned import Planned
@@ -209,7 +209,7 @@ class Planner:
             PlanMismatchError: New shapes are refused, and this is one.
             ChainstayError: Whatever `chainstay.fit` raises.
         """
-        device = _device_of(inputs)
+        device = device_of([value for value in inputs if isinstance(value, torch.Tensor)])
         device_at(device)  # refuses what counts no bytes
         observed = observe_graph(self.name, forward, inputs)
         autocast = Autocast.now(device)
@@ -359,15 +359,3 @@ def is_alike(one: GraphChain, other: GraphChain) -> bool:
         for graph in (one, other)
     )
     return first == second
-
-
-def _device_of(inputs: Sequence[Any]) -> torch.device:
-    """Return the device of the model."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.dim() > 0)
-    if len(devices) > 1:
-        found = " and ".join(sorted(map(str, devices)))
-        raise UnsupportedModelError(
-            f"the model and its arguments are on {found}; move them to one device"
-        )
-    return next(iter(devices), tensors[0].device if tensors else torch.device("cpu"))

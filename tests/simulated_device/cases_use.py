@@ -22,7 +22,7 @@ from simulated_device.networks import (
     record,
     step,
 )
-from simulated_device.place import KIND, first, is_simulated, second
+from simulated_device.place import KIND, first, is_simulated, second, twice
 from simulated_device.sim import Extension
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,9 +47,6 @@ LINK: Final = chainstay.Link(bandwidth=1, latency=10_000)
 
 
 simulated = pytest.mark.skipif(not is_simulated, reason="needs the device's settings")
-twice = pytest.mark.skipif(
-    not is_simulated and torch.accelerator.device_count() < 2, reason="needs two devices"
-)
 
 
 def accelerator(index: int = 0) -> Accelerator:

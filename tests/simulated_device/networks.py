@@ -133,6 +133,7 @@ def record(case: Case, model: nn.Module | None = None, steps: int = 2) -> dict[s
     trained = case.model if model is None else model
     own = case.model
     initial = {name: value.clone() for name, value in own.state_dict().items()}
+    device = next(own.parameters()).device  # the batch may be on the host
     torch.manual_seed(7)
     left = {}
     for number in range(steps):
@@ -149,11 +150,11 @@ def record(case: Case, model: nn.Module | None = None, steps: int = 2) -> dict[s
         assert parameter.grad is not None
         left[f"gradient {name}"] = parameter.grad.clone()
     left |= {name: value.clone() for name, value in own.state_dict().items()}
-    torch.accelerator.synchronize(case.batch.device)
+    torch.accelerator.synchronize(device)
     left = {name: value.cpu() for name, value in left.items()}
-    module = torch.get_device_module(case.batch.device)
+    module = torch.get_device_module(device)
     left["random state"] = torch.get_rng_state()
-    left["random state of the device"] = module.get_rng_state(case.batch.device)
+    left["random state of the device"] = module.get_rng_state(device)
     own.load_state_dict(initial)
     return left
 

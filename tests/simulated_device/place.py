@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from typing import Final
 
+import pytest
 import torch
 
-__all__ = ["KIND", "first", "is_simulated", "second"]
+__all__ = ["KIND", "first", "is_simulated", "second", "twice"]
 
 KIND: Final = os.environ.get("CHAINSTAY_TEST_DEVICE", "sim")
 is_simulated: Final = KIND == "sim"
+twice = pytest.mark.skipif(
+    not is_simulated and torch.accelerator.device_count() < 2, reason="needs two devices"
+)
 
 
 def first() -> torch.device:

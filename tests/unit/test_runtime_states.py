@@ -43,20 +43,20 @@ def test_copies_share_memory_where_the_originals_do() -> None:
         torch.ones(2, dtype=torch.int64),
         whole[:1].expand(4),
     )
-    one, two, three, four = copied(state, CPU)
+    one, two, three, four = copied(state)
     assert all(map(torch.equal, (one, two, three, four), state))
     assert one.stride() == state[0].stride()
     two += 1
     assert torch.equal(one, state[0] + 1)
     assert torch.equal(four, state[3] + 1)
-    assert trace_memory(lambda: copied(state, CPU), "cpu").peak_bytes == 12 * 4 + 2 * 8
+    assert trace_memory(lambda: copied(state), "cpu").peak_bytes == 12 * 4 + 2 * 8
     assert state_bytes(state) == 12 * 4 + 2 * 8
 
 
 def test_copies_want_gradients_and_read_as_the_originals() -> None:
     imaginary = torch.tensor([1 + 2j, 3j]).conj().imag
     state = (torch.ones(2, requires_grad=True), imaginary, torch.tensor([1 + 1j]).conj())
-    for made in (copied(state, CPU), detached(state)):
+    for made in (copied(state), detached(state)):
         assert [tensor.requires_grad for tensor in made] == [True, False, False]
         assert all(tensor.is_leaf for tensor in made)
         assert all(map(torch.equal, made, state))
@@ -116,7 +116,7 @@ def test_gradients_in_one_storage_are_made_in_one() -> None:
 
 def test_lineage_tells_what_passes_through_from_what_is_new() -> None:
     held = torch.ones(5)
-    lineage = Lineage.beside([held])
+    lineage = Lineage.beside([held], CPU)
     one, two = torch.ones(2), torch.ones(3)
     lineage.add((one, two))
     lineage.add((one, two[:1], torch.ones(4), held), (one, two))
@@ -130,7 +130,7 @@ def test_lineage_tells_what_passes_through_from_what_is_new() -> None:
 def test_skips_are_joined_and_counted_at_their_least() -> None:
     one, two, three = torch.ones(2), torch.ones(3), torch.ones(4)
     states = ((one,), (one, two, three), (two, three), (two, three, torch.ones(5)))
-    lineage = Lineage.beside(())
+    lineage = Lineage.beside((), CPU)
     lineage.add(states[0])
     for before, state in pairwise(states):
         lineage.add(state, before)

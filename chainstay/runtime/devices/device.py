@@ -5,7 +5,7 @@ Nothing outside of this folder asks what kind a device is of, or names a kind of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Protocol, TypeVar
@@ -17,7 +17,14 @@ from chainstay.runtime.devices.accelerator import Accelerator
 from chainstay.runtime.devices.cpu import Cpu
 from chainstay.runtime.devices.profiled_memory import MemoryTrace
 
-__all__ = ["Device", "accelerator_at", "accelerator_count", "default_device", "device_at"]
+__all__ = [
+    "Device",
+    "accelerator_at",
+    "accelerator_count",
+    "default_device",
+    "device_at",
+    "device_of",
+]
 
 Result = TypeVar("Result")
 
@@ -83,6 +90,27 @@ def device_at(device: torch.device) -> Device:
         f"memory of a {device.type!r} device {reason}; move the model and the "
         "sample to the CPU or to an accelerator such as CUDA"
     )
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """Return the device that a model trains on, by its tensors and those it is called with.
+
+    That is the accelerator, if one is among them: what is on the host beside it (a batch that the
+    model moves, the lengths of sentences) stays there. Tensors of one number do not count.
+
+    Raises:
+        UnsupportedModelError: They are on several accelerators.
+    """
+    found = list(tensors)
+    devices = dict.fromkeys(tensor.device for tensor in found if tensor.dim() > 0)
+    accelerators = [device for device in devices if device.type != "cpu"]
+    if len(accelerators) > 1:
+        names = " and ".join(sorted(map(str, accelerators)))
+        raise UnsupportedModelError(
+            f"the model and its arguments are on {names}; move them to one device"
+        )
+    rest = [*accelerators, *devices, *(tensor.device for tensor in found)]
+    return next(iter(rest), torch.device("cpu"))
 
 
 def accelerator_at(device: torch.device) -> Accelerator | None:

@@ -85,7 +85,7 @@ class _Runs:
     def of(cls, subject: Subject) -> _Runs:
         """Run it."""
         held = (value for value in subject.shared if isinstance(value, torch.Tensor))
-        runs = cls([subject.source], [], Lineage.beside(held))
+        runs = cls([subject.source], [], Lineage.beside(held, subject.device))
         runs.lineage.add(subject.source)
         last = len(subject.model_stages) - 1
         for index, stage in enumerate(subject.stages):

@@ -39,7 +39,14 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
 from chainstay.runtime.stage.loss_stage import require_number
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
-from chainstay.runtime.stage.states import State, copied, detached, is_among, state_bytes
+from chainstay.runtime.stage.states import (
+    State,
+    copied,
+    detached,
+    devices_of,
+    is_among,
+    state_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +113,8 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
     """
     observed = []
     source, shared, device = subject.source, subject.shared, subject.device
-    lineage = Lineage.beside(value for value in shared if isinstance(value, torch.Tensor))
+    held = (value for value in shared if isinstance(value, torch.Tensor))
+    lineage = Lineage.beside(held, device)
     lineage.add(source)
     last = len(subject.model_stages) - 1  # none where there is nothing but the loss
     subject.progress("running every stage", steps=0, more=len(subject.stages))
@@ -184,9 +192,10 @@ def _phases(
     """Every stage's phases, the last stage first: its gradients lie as the one below gets them."""
     leaves = [probe.leaves for probe in probes]
     source, device = subject.source, subject.device
-    on_the_host = []
+    on_the_host, devices = [], []
     for index, probe in enumerate(probes):
         on_the_host.append(_on_the_host(source))
+        devices.append(devices_of(source))
         source = detached(run_stage(probe.stage, index, source, subject.shared))
     subject.progress("tracing memory", steps=0, more=len(probes))
     for index, probe in reversed(list(enumerate(probes))):
@@ -195,7 +204,7 @@ def _phases(
         if is_whole:
             held = [holder.leaf_gradients for holder in probes]
             probe.uses = LeafUses.of(leaves, index, index, held)
-        for phase in probe.phases(on_the_host[index], device):
+        for phase in probe.phases(on_the_host[index], device, devices[index]):
             yield partial(_blamed, phase, probe.stage, index, on_the_host[index])
         on_the_host.pop()
         gradients = probe.input_gradients
@@ -203,8 +212,8 @@ def _phases(
 
 def _on_the_host(state: State) -> State:
     """The same values off the device: all states together might not fit there."""
-    host = torch.device("cpu")
-    return state if all(tensor.device == host for tensor in state) else copied(state, host)
+    host = (torch.device("cpu"),) * len(state)
+    return state if devices_of(state) == host else copied(state, host)
 
 
 def _blamed(phase: Callable[[], None], stage: ChainStage, index: int, source: State) -> None:

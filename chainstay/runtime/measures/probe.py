@@ -88,23 +88,29 @@ class StageProbe:
     _addresses: list[int] = field(default_factory=list)
     _leaf_gradients: dict[int, LeafGradient] = field(default_factory=dict)
 
-    def phases(self, source: State, device: torch.device) -> Generator[Callable[[], None]]:
+    def phases(
+        self,
+        source: State,
+        device: torch.device,
+        devices: Sequence[torch.device] | None = None,
+    ) -> Generator[Callable[[], None]]:
         """Yield the functions to trace, in this order; `memory` explains what comes out.
 
         Args:
             source: The stage's input. Copies of it are used, so that their memory is seen.
             device: Where the stage runs.
+            devices: Where each tensor of its input is in a step; by default, where it is now.
         """
         self.input_gradients = Gradients((None,) * len(source), tuple(range(len(source))))
         with zeroed_gradients(self.leaves):
             yield partial(self._begin, device)
-            yield partial(self._make_input, source, device)
+            yield partial(self._make_input, source, devices)
             yield self._forward
             yield self._release_output
             yield self._backward
             yield self._release_input
             if self.drops:
-                yield partial(self._make_input, source, device)
+                yield partial(self._make_input, source, devices)
                 yield self._forward_dropping
         self._input = self._output = ()
 
@@ -144,8 +150,8 @@ class StageProbe:
         if self.uses and self.uses.before:
             self._behind = waiting_for(self.uses.before, device)
 
-    def _make_input(self, source: State, device: torch.device) -> None:
-        self._input = copied(source, device)
+    def _make_input(self, source: State, devices: Sequence[torch.device] | None) -> None:
+        self._input = copied(source, devices)
 
     def _forward(self) -> None:
         self._output = self.stage(self._incoming(), self.shared)

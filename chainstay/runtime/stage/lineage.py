@@ -48,17 +48,19 @@ class Lineage:
 
     Attributes:
         outside: Addresses of storages that the model or the caller holds anyway.
+        device: The device whose memory counts: what is on its host takes none of it.
         states: The states numbered so far.
     """
 
     outside: frozenset[int]
+    device: torch.device
     states: list[NumberedState] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=count)
 
     @classmethod
-    def beside(cls, tensors: Iterable[torch.Tensor]) -> Lineage:
-        """Nothing numbered yet; memory of `tensors` will not count."""
-        return cls(frozenset(map(address_of, tensors)))
+    def beside(cls, tensors: Iterable[torch.Tensor], device: torch.device) -> Lineage:
+        """Nothing numbered yet; memory of `tensors` will not count, nor any but the device's."""
+        return cls(frozenset(map(address_of, tensors)), device)
 
     def add(self, state: State, before: State = ()) -> None:
         """Number the next state; `before`, the one in front of it, is alive still."""
@@ -74,14 +76,16 @@ class Lineage:
         self.states.append(
             NumberedState(
                 storages={
-                    known.get(address, next(self._numbers)): (
-                        0 if address in self.outside else allocated_bytes(tensor)
-                    )
+                    known.get(address, next(self._numbers)): self._bytes_of(tensor)
                     for address, tensor in addresses.items()
                 },
                 tensors=tuple(passed.get(id(tensor), next(self._numbers)) for tensor in state),
             )
         )
+
+    def _bytes_of(self, tensor: torch.Tensor) -> int:
+        is_elsewhere = tensor.device.type != self.device.type
+        return 0 if is_elsewhere or address_of(tensor) in self.outside else allocated_bytes(tensor)
 
 
 def shared_skips(

@@ -140,17 +140,22 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  # documented
 
 
-def copied(state: State, device: torch.device | None = None) -> State:
-    """Return a state with the same values in memory of its own, on `device` or where it is.
+def devices_of(state: State) -> tuple[torch.device, ...]:
+    """Return where each tensor is: some may be on the host of the model's device."""
+    return tuple(tensor.device for tensor in state)
+
+
+def copied(state: State, devices: Iterable[torch.device] | None = None) -> State:
+    """Return a state with the same values in memory of its own, on `devices` or where it is.
 
     Tensors that share memory share that of the copy.
     """
     owners: dict[int, torch.Tensor] = {}
     copies = []
-    for tensor in state:
+    for tensor, device in zip(state, devices or devices_of(state), strict=True):
         address = address_of(tensor)
         if address not in owners:
-            owners[address] = _whole_storage(tensor).to(device or tensor.device, copy=True)
+            owners[address] = _whole_storage(tensor).to(device, copy=True)
         copy = MemoryLayout.of(tensor).over(owners[address])
         copies.append(copy.requires_grad_(tensor.requires_grad))
     return tuple(copies)

@@ -220,6 +220,12 @@ class _Sampler:
         self.autocasts.add(Autocast.now(self.graphs.device))
         chain = graph.chain
         state, shared = chain.begin(inputs)
+        elsewhere = {tensor.device for tensor in state if tensor.dim()} - {self.graphs.device}
+        if elsewhere:
+            raise UnsupportedModelError(
+                f"it is given a tensor on {elsewhere.pop()}, and the model is on "
+                f"{self.graphs.device}; move that to the model's device before"
+            )
         taken = tuple(map(self.numbers.seen, state))
         given = detached(state)
         versions = tuple(map(version_of, state))

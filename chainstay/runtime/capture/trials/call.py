@@ -20,6 +20,7 @@ from chainstay.runtime.capture.trials.isolation import (
     shadow_of,
 )
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.devices.device import device_of
 from chainstay.runtime.stage.states import tensors_in
 
 
@@ -114,24 +115,17 @@ class Call:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model, where the arguments must be, too.
+        """The device of the model.
 
         Raises:
-            UnsupportedModelError: They are elsewhere, or there is no tensor at all.
+            UnsupportedModelError: It is on several accelerators, or there is no tensor at all.
         """
         held = [*self.model.parameters(), *self.model.buffers()]
-        devices = dict.fromkeys(tensor.device for tensor in held or self.tensors[:1])
-        if not devices:
+        if not held and not self.tensors:
             raise UnsupportedModelError(
                 "neither the model nor the call has any tensor; there is nothing to plan"
             )
-        for tensor in self.tensors:
-            if tensor.device not in devices and tensor.dim() > 0:
-                raise UnsupportedModelError(
-                    f"the sample has a tensor on {tensor.device}, but the model is on "
-                    f"{next(iter(devices))}; move both to one device"
-                )
-        return next(iter(devices))
+        return device_of(held or self.tensors)
 
     def of_shadow(self, stand_ins: StandIns) -> Call:
         """The same call of a shadow of the model; stand-ins take the place of its tensors."""

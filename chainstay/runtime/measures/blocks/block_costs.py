@@ -223,9 +223,10 @@ def _subjects(
     written = {position for stage in stages for position in stage.effects.written}
     shared = StandIns({id(sample.shared[position]) for position in written}).of_all(sample.shared)
     for segment in around.chain.segments():
+        state = sample.states[segment.start]
         yield Subject(
             stages=tuple(stages[segment.start : segment.stop]),
-            source=copied(sample.states[segment.start], around.device),
+            source=copied(state, (around.device,) * len(state)),
             shared=shared,
             counted=sample.counted,
             device=around.device,
