@@ -98,7 +98,9 @@ class InfeasibleBudgetError(ChainstayError):
         self.budget = budget
         self.required = required
         self.reason = reason
-        self._searched: Any = {"stages": stages, "network": network, "unit": unit}
+        self._searched: Any = {
+            "stages": stages, "family": family, "network": network, "unit": unit
+        }  # fmt: skip
         which = "" if family == "all" else f"{family} "
         amounts = [_exact(n) if unit == "bytes" else f"{n} {unit}" for n in (budget, required)]
         known = which if family == "known" else ""
@@ -112,8 +114,15 @@ class InfeasibleBudgetError(ChainstayError):
 
     def known(self, budget: int, required: int) -> InfeasibleBudgetError:
         """Return the refusal of a budget whose least feasible one is known by trying it out."""
+        searched = self._searched | {"family": "known"}
         return InfeasibleBudgetError(
-            budget=budget, required=required, family="known", reason=self.reason, **self._searched
+            budget=budget, required=required, reason=self.reason, **searched
+        )
+
+    def because(self, reason: str) -> InfeasibleBudgetError:
+        """Return the same refusal with a sentence on what needs so much."""
+        return InfeasibleBudgetError(
+            budget=self.budget, required=self.required, reason=reason, **self._searched
         )
 
 
