@@ -312,7 +312,7 @@ def _require_room(profile: ChainProfile) -> None:
                 f"this {len(profile)}-stage chain reads is a{last}; end it there at the latest"
             )
     for i in range(len(profile)):
-        here = [skip for skip in profile.skips if i in skip.states]
+        here = [skip for skip in profile.skips if skip.first <= i <= skip.last]
         made = [skip for skip in here if skip.first == i]
         saved = profile.stages[i - 1].saved_bytes if i else profile.input_bytes
         for what, size, part in (

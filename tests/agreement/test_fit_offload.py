@@ -180,7 +180,11 @@ def test_host_budget_by_name() -> None:
             UnsupportedModelError,
             r"by blocks \(as asked for\)",
         ),
-        ({"budget": 1}, InfeasibleBudgetError, r"the least feasible budget is .* That is \d+% of plain training"),
+        (
+            {"budget": 1},
+            InfeasibleBudgetError,
+            r"the least feasible budget is .* That is \d+% of plain training",
+        ),
         ({"method": "revolve"}, chainstay.UnknownMethodError, "method is 'revolve'"),
     ],
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
+from itertools import accumulate
+from typing import TypeAlias
 
 from chainstay.profiles import ChainProfile, OffloadProfile, Stage
 from chainstay.schedule import Item, Op, OpKind, Schedule
@@ -74,12 +77,9 @@ def movable_chain(profile: ChainProfile) -> ChainProfile:
     every operation of the stages from its maker on: it is there at most as long as persistent
     schedules need those.
     """
-    skips = profile.skips
-    return _without_shared(
-        profile,
-        lambda index: sum(skip.bytes for skip in skips if 0 < skip.first <= index + 1),
-        lambda _: 0,
-    )
+    last = len(profile) - 1
+    standing = [(skip.first - 1, last, skip.bytes) for skip in profile.skips if skip.first]
+    return _without_shared(profile, standing, ())
 
 
 def bounding_chain(profile: ChainProfile) -> ChainProfile:
@@ -88,12 +88,8 @@ def bounding_chain(profile: ChainProfile) -> ChainProfile:
     That is in the operations of stages that read it or pass it on. A gradient that a backward
     passes on is not there twice.
     """
-
-    def standing(index: int) -> int:
-        near = {index, index + 1}
-        return sum(s.bytes for s in profile.skips if s.first and not near.isdisjoint(s.states))
-
-    return _without_shared(profile, standing, lambda index: _passed_on(profile, index))
+    standing = [(skip.first - 1, skip.last, skip.bytes) for skip in profile.skips if skip.first]
+    return _without_shared(profile, standing, _passed_on(profile))
 
 
 def standing_bytes(profile: ChainProfile, schedule: Schedule) -> Iterator[int]:
@@ -104,56 +100,84 @@ def standing_bytes(profile: ChainProfile, schedule: Schedule) -> Iterator[int]:
     """
     last = {op: index for index, op in enumerate(schedule) if op.kind.is_prefetch}
     returns = {op.item: index for op, index in last.items()}
+    shared = [(skip.states, skip.bytes) for skip in profile.skips if skip.first]
+    passed_on = _sums(profile, _passed_on(profile))
     held: set[Item] = set()
     for index, op in enumerate(schedule):
         works = op.kind.is_forward or op.kind is OpKind.BACKWARD
         if (made := op.makes) is not None:
             held.add(made)
         states = {item.stage + 1 for item in held}
-        size = sum(s.bytes for s in profile.skips if s.first and not states.isdisjoint(s.states))
+        size = sum(size for having, size in shared if not states.isdisjoint(having))
         if op.kind is OpKind.BACKWARD:
-            size -= _passed_on(profile, op.stage)
+            size -= passed_on[op.stage]
         yield profile.input_bytes + size if works else 0
         held.difference_update(i for i in op.frees if returns.get(i, -1) < index)
 
 
-def _passed_on(profile: ChainProfile, stage: int) -> int:
-    """Bytes of gradients that a backward hands on as they are."""
-    states = {stage, stage + 1}
-    return sum(skip.gradient_bytes for skip in profile.skips if states.issubset(skip.states))
+_Part: TypeAlias = tuple[int, int, int]
+"""Something that counts in the operations of some stages: the first, the last, and its bytes."""
+
+
+def _passed_on(profile: ChainProfile) -> list[_Part]:
+    """Return the gradients that backwards hand on as they are."""
+    return [(skip.first, skip.last - 1, skip.gradient_bytes) for skip in profile.skips]
+
+
+def _sums(profile: ChainProfile, parts: Iterable[_Part]) -> list[int]:
+    """Return the bytes that count for each stage."""
+    changes = [0] * (len(profile) + 1)
+    for first, last, size in parts:
+        changes[max(first, 0)] += size
+        changes[last + 1] -= size
+    return list(accumulate(changes))
 
 
 def _without_shared(
-    profile: ChainProfile, standing: Callable[[int], int], passed_on: Callable[[int], int]
+    profile: ChainProfile, standing: Iterable[_Part], passed_on: Iterable[_Part]
 ) -> ChainProfile:
-    """Items without what they share, which is in overheads: for a stage, so many bytes."""
+    """Items without what they share, which counts as `standing` in overheads."""
+    skips = profile.skips
+    stands, passes = _sums(profile, standing), _sums(profile, passed_on)
+    in_output = _sums(profile, [(skip.first - 1, skip.last - 1, skip.bytes) for skip in skips])
+    made = _sums(profile, [(s.first - 1, s.first - 1, s.bytes) for s in skips if s.first])
 
-    def movable(index: int) -> Stage:
-        stage, state = profile.stages[index], index + 1
-        beside = profile.input_bytes + standing(index)
-        passed = beside - passed_on(index)
-        shared = sum(skip.bytes for skip in profile.skips if skip.first == state)
-        options = (
-            replace(
-                option,
-                saved_bytes=option.saved_bytes - shared,
-                backward_overhead_bytes=max(0, option.backward_overhead_bytes + passed),
-                first=replace(option.first, overhead_bytes=option.first.overhead_bytes + beside),
-            )
-            for option in stage.options
-        )
-        return replace(
-            stage,
-            output_bytes=stage.output_bytes
-            - sum(skip.bytes for skip in profile.skips if state in skip.states),
-            saved_bytes=stage.saved_bytes - shared,
-            forward_overhead_bytes=stage.forward_overhead_bytes + beside,
-            backward_overhead_bytes=max(0, stage.backward_overhead_bytes + passed),
-            options=tuple(options),
-        )
+    stages = []
+    for index, stage in enumerate(profile.stages):
+        beside = profile.input_bytes + stands[index]
+        passed = beside - passes[index]
+        stages.append(_movable_stage(stage, made[index], in_output[index], beside, passed))
+    return replace(profile, input_bytes=0, stages=tuple(stages), skips=())
 
-    stages = tuple(map(movable, range(len(profile))))
-    return replace(profile, input_bytes=0, stages=stages, skips=())
+
+@lru_cache(maxsize=4096)  # a search looks at hundreds of profiles, most stages of which are equal
+def _movable_stage(stage: Stage, shared: int, in_output: int, beside: int, passed: int) -> Stage:
+    """Return a stage without what it shares with others.
+
+    Args:
+        stage: The stage.
+        shared: The bytes of that in what it saves.
+        in_output: Likewise, in its output.
+        beside: The bytes that stand beside its forward instead.
+        passed: Likewise, beside its backward.
+    """
+    options = (
+        replace(
+            option,
+            saved_bytes=option.saved_bytes - shared,
+            backward_overhead_bytes=max(0, option.backward_overhead_bytes + passed),
+            first=replace(option.first, overhead_bytes=option.first.overhead_bytes + beside),
+        )
+        for option in stage.options
+    )
+    return replace(
+        stage,
+        output_bytes=stage.output_bytes - in_output,
+        saved_bytes=stage.saved_bytes - shared,
+        forward_overhead_bytes=stage.forward_overhead_bytes + beside,
+        backward_overhead_bytes=max(0, stage.backward_overhead_bytes + passed),
+        options=tuple(options),
+    )
 
 
 def movable_profile(profile: ChainProfile) -> OffloadProfile:

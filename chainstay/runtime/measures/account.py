@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
@@ -218,11 +218,7 @@ class Account:
 
         What stands beside a stage's operations there stands beside those under options, too.
         """
-        stages = (
-            replace(stage, options=tuple(cost.flat_options(stage)))
-            for cost, stage in zip(self.stages, profile.stages, strict=True)
-        )
-        return replace(profile, stages=tuple(stages))
+        return replace(profile, stages=tuple(map(_with_flat_options, self.stages, profile.stages)))
 
     def overheads(self, schedule: Schedule) -> tuple[int, ...]:
         """Return the bytes that each operation needs while it runs, besides what is stored.
@@ -297,10 +293,11 @@ class Account:
     def _outputs(self, schedule: Schedule, records: _Records) -> Iterator[int]:
         """Yield the bytes of an earlier output that the caller has beside each operation."""
         runs = [0] * len(self.stages)
+        handed_out = list(self._handed_out(len(self.stages)))
         for op, (stages, _) in zip(schedule, records, strict=True):
             works = op.kind.is_forward or op.kind is OpKind.BACKWARD
-            handed_out = self._handed_out(op.stage) if works else ()
-            twice = sum(skip.bytes for skip in handed_out if runs[skip.first - 1] > 1)
+            here = (skip for skip in handed_out if works and skip.first <= op.stage)
+            twice = sum(skip.bytes for skip in here if runs[skip.first - 1] > 1)
             has_output = op.kind.is_forward and runs[-1]
             yield twice + (self.stages[op.stage].again_bytes if has_output else 0)
             for stage in stages:
@@ -329,6 +326,11 @@ class Account:
                 held -= sum(self.stages[stage].random_bytes for stage in ended)
             else:
                 yield 0  # removing something takes nothing
+
+
+@lru_cache(maxsize=4096)  # a search looks at hundreds of profiles, most stages of which are equal
+def _with_flat_options(cost: StageCost, stage: Stage) -> Stage:
+    return replace(stage, options=tuple(cost.flat_options(stage)))
 
 
 def _with_overhead(stage: Stage, kind: str, number: int, size: int) -> Stage:
