@@ -288,9 +288,16 @@ class _TransferWalk:
             self.leaving.remove(item)
 
     def _last_read(self, item: Item, position: int) -> int:
-        """The last computation from `position` on that reads `item` before it comes back."""
+        """The last computation from `position` on that reads `item` before it comes back.
+
+        Only operations of the stage that made it and of those beside that one touch it.
+        """
         last, here = position - 1, set(self.stored)
-        for index, computation in enumerate(self.computations[position:], position):
+        near = range(item.stage - 1, item.stage + 2)
+        for index in range(position, len(self.computations)):
+            computation = self.computations[index]
+            if all(op.stage not in near for op in (*computation.gap, *computation.ops)):
+                continue
             for op in computation.gap if index > position else ():
                 if op.item == item and not op.kind.is_offload:
                     return last
