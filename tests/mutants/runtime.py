@@ -126,6 +126,18 @@ MUTANTS: Final = (
         "unit/test_movable_storage.py::test_a_change_after_sending_is_noticed[True]",
     ),
     Mutant(
+        "runtime/capture/host_values.py",
+        "runs[1:-1]",
+        "runs[1:-2]",
+        "unit/test_host_values.py::test_two_threads_at_once_are_refused[DHD]",
+    ),
+    Mutant(
+        "runtime/stage/lineage.py",
+        "is_elsewhere = tensor.device.type != self.device.type",
+        "is_elsewhere = False",
+        "agreement/test_simulated_device.py::test_on_the_simulated_device[cases_host]",
+    ),
+    Mutant(
         "runtime/transfer/pool.py",
         "            begin = end\n",
         "            begin = 0\n",

@@ -61,6 +61,21 @@ class HasParametersOnTheHost(Layers):
         return x
 
 
+class TrainsAStateOnTheHost(Layers):
+    """Its backward goes on in autograd's threads for the host and the device at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, state = x.to(first()), self.state * 1
+        for layer in self.layers:
+            state = torch.tanh(state + torch.rand(WIDTH))
+            x = layer(x) + state.to(first())
+        return x
+
+
 class DecidesByAValue(MovesItsInput):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(-x if x.sum() > 0 else x)
@@ -72,9 +87,16 @@ def of_square(output: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("share", [0.75, 0.5])
 @pytest.mark.parametrize(
-    "kind", [MovesItsInput, CarriesAStateOnTheHost, HasParametersOnTheHost, DecidesByAValue]
+    ("kind", "by"),
+    [
+        (MovesItsInput, "graph"),
+        (CarriesAStateOnTheHost, "graph"),
+        (HasParametersOnTheHost, "graph"),
+        (TrainsAStateOnTheHost, "blocks"),
+        (DecidesByAValue, "blocks"),
+    ],
 )
-def test_what_is_on_the_host_stays_there(kind: Callable[[], Layers], share: float) -> None:
+def test_what_is_on_the_host_stays_there(kind: Callable[[], Layers], by: str, share: float) -> None:
     torch.manual_seed(0)
     case = Case(kind(), torch.randn(16, 24, WIDTH), of_square)
     expected = record(case)
@@ -84,6 +106,7 @@ def test_what_is_on_the_host_stays_there(kind: Callable[[], Layers], share: floa
     trace = trace_memory(lambda: step(case), first())
     solution: chainstay.Solution = case.model.chainstay.solution  # type: ignore[union-attr,assignment]
     assert trace.peak_bytes <= solution.peak_bytes
+    assert ("by blocks" in str(case.model.chainstay)) is (by == "blocks")
 
 
 def test_a_block_that_is_given_a_tensor_on_the_host_is_no_stage() -> None:

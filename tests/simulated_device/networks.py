@@ -133,7 +133,8 @@ def record(case: Case, model: nn.Module | None = None, steps: int = 2) -> dict[s
     trained = case.model if model is None else model
     own = case.model
     initial = {name: value.clone() for name, value in own.state_dict().items()}
-    device = next(own.parameters()).device  # the batch may be on the host
+    devices = [parameter.device for parameter in own.parameters()]
+    device = next(device for device in devices if device.type != "cpu")  # some may be there
     torch.manual_seed(7)
     left = {}
     for number in range(steps):

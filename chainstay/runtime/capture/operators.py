@@ -34,6 +34,7 @@ from chainstay.runtime.capture.graph import (
     as_captured_graph,
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.host_values import require_one_thread
 from chainstay.runtime.capture.subgraphs import Region, regions_of
 from chainstay.runtime.execute.handles import refuse_backward
 from chainstay.runtime.stage.states import tensors_in
@@ -153,6 +154,7 @@ def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) ->
         and (graph_input.kind is InputKind.ARGUMENT or not value.is_leaf)
     }
     seen = _observe_operators(captured, given)
+    require_one_thread(seen[node].tensor for node in captured.operators)
     return ObservedGraph(name=name, captured=captured, seen=seen, state_inputs=state_inputs.keys())
 
 
