@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 
 class InputKind(Enum):
@@ -20,11 +21,18 @@ class InputKind(Enum):
             runs. A plan's memory does not count it.
         ARGUMENT: A tensor that the model is called with, which counts.
         NUMBER: A Python number that may differ from call to call.
+        SIZE: Such a number that the size of a tensor depends on; each has a plan of its own.
     """
 
     HELD = "held"
     ARGUMENT = "argument"
     NUMBER = "number"
+    SIZE = "size"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a Python number."""
+        return self in (InputKind.NUMBER, InputKind.SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +48,34 @@ class GraphInput:
     name: str
 
 
+def takes_any_size(module: fx.GraphModule) -> bool:
+    """Whether a tensor that a graph is given has a size that is not known before the call."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    shapes = (shape for node in nodes for shape in _shapes_at(node))
+    return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
+
+
 def inputs_of(module: fx.GraphModule, values: Sequence[object]) -> tuple[GraphInput, ...]:
     """Return the inputs of a graph, which TorchDynamo forgets when its backend returns."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols  # noqa: PLC0415  # takes more than a second
+
     nodes = module.graph.find_nodes(op="placeholder")
-    return tuple(_input_of(node, value) for node, value in zip(nodes, values, strict=True))
+    shapes = [shape for node in module.graph.nodes for shape in _shapes_at(node)]
+    sizing = free_symbols([size for shape in shapes for size in shape])
+    symbols = [node.meta.get("example_value") for node in nodes]
+    sizes = [
+        isinstance(s, torch.SymInt) and not sizing.isdisjoint(free_symbols(s)) for s in symbols
+    ]
+    return tuple(
+        replace(given, kind=InputKind.SIZE) if is_size else given
+        for given, is_size in zip(map(_input_of, nodes, values), sizes, strict=True)
+    )
+
+
+def _shapes_at(node: fx.Node) -> list[torch.Size]:
+    """Return the shapes of the tensors that an operator gives, in which sizes may be symbols."""
+    values = tree_leaves(node.meta.get("example_value"))
+    return [value.shape for value in values if isinstance(value, torch.Tensor)]
 
 
 def _input_of(node: fx.Node, value: object) -> GraphInput:
