@@ -34,7 +34,12 @@ from torch.utils._pytree import tree_leaves
 
 from chainstay.runtime.capture.constant_masks import constant_masks_left_out
 from chainstay.runtime.capture.graph import stage_border
-from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind, inputs_of, takes_any_size
+from chainstay.runtime.capture.graph_inputs import (
+    GraphInput,
+    inputs_of,
+    sizing_numbers,
+    takes_any_size,
+)
 from chainstay.runtime.capture.tracing import (
     NoFullGraphError,
     NotRunError,
@@ -54,7 +59,7 @@ CapturedForward = Callable[..., Sequence[Any]]
 _Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
 """Takes a graph and the inputs of the call it was traced on; says how it is to be run."""
 
-Sizes = tuple[type | torch.Size | int, ...]
+Sizes = tuple[type | torch.Size | float, ...]
 """The types of a call's inputs, and the numbers and sizes of its tensors that may differ."""
 
 MOST_SHAPES: Final = 256
@@ -133,9 +138,7 @@ class GraphForward:
 
     def sizes(self, inputs: Sequence[Any]) -> Sizes:
         """Return what tells plans apart in these inputs."""
-        kinds = (given.kind for given in self.inputs)
-        numbers = (v for v, kind in zip(inputs, kinds, strict=True) if kind is InputKind.SIZE)
-        told = (*map(type, inputs), *numbers)
+        told = (*map(type, inputs), *sizing_numbers(self.inputs, inputs))
         if not self.is_dynamic:
             return told
         return (*told, *(value.shape for value in inputs if isinstance(value, torch.Tensor)))
@@ -282,8 +285,7 @@ class GraphCapture:
         """Trace such a call, then run it.
 
         A model may ask whether it is being traced, and take another way then. It is told the
-        truth first, for which libraries are made; if that way has no full graph, that it is not. At
-        last, numbers that differ from those of a known graph are constants, as there.
+        truth first, for which libraries are made; if that way has no full graph, that it is not.
 
         Raises:
             NoFullGraphError: The function cannot be traced into one graph.
@@ -297,7 +299,7 @@ class GraphCapture:
             for other in others:
                 with suppress(NoFullGraphError):
                     return self._trace(args, kwargs, admits_tracing=other)
-            if self._has_graphs:
+            if self._has_graphs:  # at last, with numbers as constants, as theirs were
                 with suppress(NoFullGraphError), constant_numbers():
                     return self._trace(args, kwargs, admits_tracing=first)
             raise reason from reason.__cause__

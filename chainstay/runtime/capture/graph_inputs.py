@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -62,14 +62,29 @@ def inputs_of(module: fx.GraphModule, values: Sequence[object]) -> tuple[GraphIn
     nodes = module.graph.find_nodes(op="placeholder")
     shapes = [shape for node in module.graph.nodes for shape in _shapes_at(node)]
     sizing = free_symbols([size for shape in shapes for size in shape])
-    symbols = [node.meta.get("example_value") for node in nodes]
-    sizes = [
-        isinstance(s, torch.SymInt) and not sizing.isdisjoint(free_symbols(s)) for s in symbols
-    ]
+    numbers = {
+        node: free_symbols(node.meta["example_value"])
+        for node in nodes
+        if isinstance(node.meta.get("example_value"), torch.SymInt)
+    }
+    given_sizes = free_symbols([size for node in nodes for s in _shapes_at(node) for size in s])
+    has_others = bool(sizing - given_sizes - set().union(*numbers.values()))  # of fractions
+
+    def decides_sizes(node: fx.Node, given: GraphInput) -> bool:
+        if node in numbers:
+            return not sizing.isdisjoint(numbers[node])
+        return given.kind is InputKind.NUMBER and has_others
+
     return tuple(
-        replace(given, kind=InputKind.SIZE) if is_size else given
-        for given, is_size in zip(map(_input_of, nodes, values), sizes, strict=True)
+        replace(given, kind=InputKind.SIZE) if decides_sizes(node, given) else given
+        for node, given in zip(nodes, map(_input_of, nodes, values), strict=True)
     )
+
+
+def sizing_numbers(inputs: Iterable[GraphInput], values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the numbers among the inputs of a call that sizes of tensors depend on."""
+    found = (value for value, given in zip(values, inputs) if given.kind is InputKind.SIZE)  # noqa: B905  # constants are behind the inputs
+    return tuple(value.item() if isinstance(value, torch.Tensor) else value for value in found)
 
 
 def _shapes_at(node: fx.Node) -> list[torch.Size]:

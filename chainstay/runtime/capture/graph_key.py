@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from chainstay.runtime.capture.graph import CapturedGraph
-from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.graph_inputs import sizing_numbers
 from chainstay.runtime.capture.operators import ObservedGraph
 from chainstay.runtime.capture.subgraphs import regions_of, text_of
 from chainstay.runtime.devices.autocast import Autocast
@@ -41,7 +41,7 @@ def graph_key(
     kinds = [given.kind for given in captured.inputs]
     given = (*inputs, *captured.constants)
     values = [v for v, kind in zip(given, kinds, strict=True) if not kind.is_number]
-    sizes = [v for v, kind in zip(given, kinds, strict=True) if kind is InputKind.SIZE]
+    sizes = sizing_numbers(captured.inputs, given)
     numbers = set(seen.numbers)
     numbers |= {
         node for node, kind in zip(captured.placeholders, kinds, strict=True) if kind.is_number
@@ -51,7 +51,7 @@ def graph_key(
     return (
         autocast,
         tuple(kind for kind in kinds if not kind.is_number),
-        tuple(sizes) if has_sizes else len(sizes),
+        sizes if has_sizes else len(sizes),
         tuple(map(layout_of, values)),
         tuple(isinstance(value, nn.Parameter) and tells_parameters for value in values),
         _aliases(values),
