@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
+from chainstay.runtime.capture.output_leaves import argument_tensors
 from chainstay.runtime.capture.trials.isolation import (
     StandIns,
     arguments_like,
@@ -89,8 +90,8 @@ class Call:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors among the arguments."""
-        return tensors_in((self.args, self.kwargs))
+        """The tensors among the arguments, and in objects among them."""
+        return argument_tensors((self.args, self.kwargs))
 
     def require_plannable(self) -> None:
         """Refuse what no plan goes by.
@@ -125,7 +126,7 @@ class Call:
             raise UnsupportedModelError(
                 "neither the model nor the call has any tensor; there is nothing to plan"
             )
-        for tensor in self.tensors:
+        for tensor in tensors_in((self.args, self.kwargs)):  # objects may keep some elsewhere
             if tensor.device not in devices and tensor.dim() > 0:
                 raise UnsupportedModelError(
                     f"the sample has a tensor on {tensor.device}, but the model is on "
