@@ -316,6 +316,34 @@ class _ChainPlanner:
             ):
                 smallest = _as_it_runs(solution, judged, judged.needs)
             profile = profile_for(method, account, latest)
+        plain = Schedule.keep_all(len(account.stages))
+        needs = simulate(self.measured.profile_for(plain), plain).peak_bytes
+        if isinstance(method, DP) and (smallest is None or smallest.peak_bytes > needs):
+            profile = profile_for(method, account)
+            return self._smaller_than_plain(method, profile, needs) or smallest
+        return smallest
+
+    def _smaller_than_plain(
+        self, method: Method, profile: ChainProfile, most: int
+    ) -> Solution | None:
+        """Return the plan of least peak that is found within `most` bytes, those of plain training.
+
+        What runs again holds random states and copies of buffers. Where these are most of the
+        memory, plans that run few stages again need least.
+        """
+        smallest, least = replace(self, budget=most).plain(method), 0
+        for _ in range(_SOLVES if smallest is not None else 0):
+            middle = (most + least) // 2
+            try:
+                solution = solve_chain(profile, middle, method)
+            except InfeasibleBudgetError as error:
+                least = error.required
+                continue
+            judged = judge(self.measured, solution)
+            if self._is_runnable(solution) and judged.needs < most:
+                smallest, most = _as_it_runs(solution, judged, judged.needs), judged.needs
+            else:
+                least = middle
         return smallest
 
     def _reason(self, smallest: Solution) -> str:

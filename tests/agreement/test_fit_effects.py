@@ -48,6 +48,28 @@ class Averaging(nn.Module):
         return difference
 
 
+class Normed(nn.Module):
+    """Trained weights that are brought to a norm in every forward, between other layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(32, 16, max_norm=1.0)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(4)
+        )
+        self.leave = nn.Linear(16, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.tokens(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        with torch.no_grad():
+            weight = self.leave.weight
+            weight.div_(weight.norm(dim=1, keepdim=True))
+        left: torch.Tensor = self.leave(x)
+        return left
+
+
 class FromData(nn.Module):
     """A block that takes its scale from the first batch."""
 
@@ -146,6 +168,15 @@ def test_parameters_that_a_forward_changes_are_left_by_fit(*, stage_options: boo
     assert isinstance(shown(model).plans[-1], PlannedGraph)
     assert recomputes(model) or keeps_in_part(model)
     assert stage_options or recomputes(model)
+
+
+@each_way
+def test_trained_parameters_that_a_forward_changes(*, stage_options: bool) -> None:
+    torch.manual_seed(0)
+    model, tokens = Normed(), torch.randint(32, (16, 4))
+    assert wrong_after_training(model, tokens, stage_options=stage_options) == []
+    assert isinstance(shown(model).latest.planned, PlannedGraph)
+    assert recomputes(model) or keeps_in_part(model)
 
 
 def test_blocks_that_change_their_parameters_do_not_run_again() -> None:

@@ -1,4 +1,4 @@
-"""Outputs that torch takes for leaves, such as dataclasses and distributions."""
+"""Outputs and arguments that torch takes for leaves, such as dataclasses and distributions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import chainstay
 from sgd_steps import peak_of_step
 from twins import Call, batch, require_trains_equally, shown
 
@@ -101,3 +102,27 @@ def test_tensors_in_objects_count_as_outputs(returned: str, by: Literal["graph",
 
     measured = peak_of_step(fitted, once, sample)
     assert measured <= predicted <= 1.1 * measured
+
+
+class Given(nn.Module):
+    """The same, of a batch in an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = Returning("a dataclass").blocks
+
+    def forward(self, given: torch.Tensor | Scores | Slotted) -> torch.Tensor:
+        x = given if isinstance(given, torch.Tensor) else given.last
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_tensors_in_objects_count_as_inputs(by: Literal["graph", "blocks"]) -> None:
+    x = batch(64, 32)
+    predicted = []
+    for given in (x, Scores(x, []), Slotted(x, [])):
+        model = chainstay.fit(Given(), (given,), budget="100%", by=by, repeats=1)
+        predicted.append(shown(model).solution.peak_bytes)
+    assert len(set(predicted)) == 1, predicted

@@ -108,3 +108,25 @@ def test_no_more_stages_than_asked_for(most: int) -> None:
     chain = extract(perceptron([3, 5, 7, 2, 9]), (torch.randn(10, 3),), granularity=most)
     saved = {1: [920], 2: [560, 360], 3: [480, 80, 360], 4: [200, 280, 80, 360]}
     assert [stage.saved_bytes for stage in chain.stages] == saved[most]
+
+
+class Counting(nn.Module):
+    """Blocks, and the number of calls, which every forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        for block in self.blocks:
+            x = block(x)
+        return x * self.calls
+
+
+def test_stages_are_named_by_paths_in_the_model() -> None:
+    """TorchDynamo finds modules elsewhere where a forward changes attributes of the model."""
+    chain = extract(Counting(), (torch.ones(2, 8),))
+    names = [stage.name for stage in chain.stages]
+    assert names[:2] == ["blocks.0", "blocks.1.0"]

@@ -273,6 +273,17 @@ def test_what_an_error_asks_for_is_enough_whatever_the_times(method: str) -> Non
         assert solve_measured(measured_as(again), enough, method).peak_bytes <= enough
 
 
+@pytest.mark.parametrize("seed", [9, 29, 40])
+def test_an_error_asks_for_no_more_than_plain_training(seed: int) -> None:
+    """Here plans that run all again hold more than they save."""
+    measured = measured_as(some_account(seed, 8, largest=200))
+    plain = solve_measured(measured, "100%", "dp").peak_bytes
+    with pytest.raises(InfeasibleBudgetError) as error:
+        solve_measured(measured, 1, "dp")
+    assert error.value.required <= plain
+    assert solve_measured(measured, error.value.required, "dp").peak_bytes <= error.value.required
+
+
 class Told:
     """A user's method that gives known schedules, one after the other, whatever it is asked."""
 

@@ -34,12 +34,18 @@ from torch.utils._pytree import tree_leaves
 
 from chainstay.runtime.capture.constant_masks import constant_masks_left_out
 from chainstay.runtime.capture.graph import stage_border
-from chainstay.runtime.capture.graph_inputs import GraphInput, inputs_of
+from chainstay.runtime.capture.graph_inputs import (
+    GraphInput,
+    inputs_of,
+    sizing_numbers,
+    takes_any_size,
+)
 from chainstay.runtime.capture.tracing import (
     NoFullGraphError,
     NotRunError,
     NotTheModelError,
     UnknownCallError,
+    constant_numbers,
     failures_named,
     seeming_eager,
     tracing_settings,
@@ -53,8 +59,8 @@ CapturedForward = Callable[..., Sequence[Any]]
 _Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
 """Takes a graph and the inputs of the call it was traced on; says how it is to be run."""
 
-Sizes = tuple[type | torch.Size, ...]
-"""The types of a call's inputs, and the sizes of its tensors where these may differ."""
+Sizes = tuple[type | torch.Size | float, ...]
+"""The types of a call's inputs, and the numbers and sizes of its tensors that may differ."""
 
 MOST_SHAPES: Final = 256
 """Shapes of calls whose graphs are kept; a graph and its plan may take ten megabytes."""
@@ -110,8 +116,7 @@ class GraphForward:
     @classmethod
     def from_graph(cls, graph: fx.GraphModule, inputs: Sequence[object]) -> GraphForward:
         """Return a forward without a plan; for use inside a backend of TorchDynamo."""
-        is_dynamic = any(map(_has_symbols, graph.graph.nodes))
-        return cls(graph, inputs_of(graph, inputs), is_dynamic)
+        return cls(graph, inputs_of(graph, inputs), takes_any_size(graph))
 
     @classmethod
     def if_trained(cls, graph: fx.GraphModule, inputs: Sequence[object]) -> CapturedForward:
@@ -133,25 +138,15 @@ class GraphForward:
 
     def sizes(self, inputs: Sequence[Any]) -> Sizes:
         """Return what tells plans apart in these inputs."""
-        types = tuple(map(type, inputs))
+        told = (*map(type, inputs), *sizing_numbers(self.inputs, inputs))
         if not self.is_dynamic:
-            return types
-        return (*types, *(value.shape for value in inputs if isinstance(value, torch.Tensor)))
+            return told
+        return (*told, *(value.shape for value in inputs if isinstance(value, torch.Tensor)))
 
 
 def wants_gradients(inputs: Sequence[object]) -> bool:
     """Whether any of the inputs requires a gradient."""
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
-
-
-def _has_symbols(node: fx.Node) -> bool:
-    """Whether an input has a size that is not known before the call."""
-    value = node.meta.get("example_value")
-    return (
-        node.op == "placeholder"
-        and isinstance(value, torch.Tensor)
-        and any(isinstance(size, torch.SymInt) for size in value.shape)
-    )
 
 
 class _SizedFunction(NamedTuple):
@@ -189,6 +184,7 @@ class GraphCapture:
         self._draws_numbers = False  # Python's, which traced code draws in front of its graph
         self._admits_tracing: tuple[bool, ...] = (True, False)  # what it is told, try by try
         self._masks_left_out: bool | None = False  # some were; with None they all stay
+        self._has_graphs = False  # numbers that differ from theirs become inputs
         self._compiled: dict[Sizes, _SizedFunction] = {}
 
     def _compiled_for(self, sizes: Sizes) -> _SizedFunction:
@@ -207,6 +203,7 @@ class GraphCapture:
             if capture._masks_left_out is not None:  # noqa: SLF001  # its own
                 capture._masks_left_out |= constant_masks_left_out(graph)  # noqa: SLF001  # likewise
             forward = capture._receive(graph, inputs)  # noqa: SLF001  # its own
+            capture._has_graphs = True  # noqa: SLF001  # likewise
 
             def run(*given: Any) -> Sequence[Any]:
                 if _tracing.is_sample and not isinstance(forward, GraphForward):
@@ -302,6 +299,9 @@ class GraphCapture:
             for other in others:
                 with suppress(NoFullGraphError):
                     return self._trace(args, kwargs, admits_tracing=other)
+            if self._has_graphs:  # at last, with numbers as constants, as theirs were
+                with suppress(NoFullGraphError), constant_numbers():
+                    return self._trace(args, kwargs, admits_tracing=first)
             raise reason from reason.__cause__
 
     def _keep_masks(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 
 class InputKind(Enum):
@@ -20,11 +21,18 @@ class InputKind(Enum):
             runs. A plan's memory does not count it.
         ARGUMENT: A tensor that the model is called with, which counts.
         NUMBER: A Python number that may differ from call to call.
+        SIZE: Such a number that the size of a tensor depends on; each has a plan of its own.
     """
 
     HELD = "held"
     ARGUMENT = "argument"
     NUMBER = "number"
+    SIZE = "size"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a Python number."""
+        return self in (InputKind.NUMBER, InputKind.SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +48,49 @@ class GraphInput:
     name: str
 
 
+def takes_any_size(module: fx.GraphModule) -> bool:
+    """Whether a tensor that a graph is given has a size that is not known before the call."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    shapes = (shape for node in nodes for shape in _shapes_at(node))
+    return any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
+
+
 def inputs_of(module: fx.GraphModule, values: Sequence[object]) -> tuple[GraphInput, ...]:
     """Return the inputs of a graph, which TorchDynamo forgets when its backend returns."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols  # noqa: PLC0415  # takes more than a second
+
     nodes = module.graph.find_nodes(op="placeholder")
-    return tuple(_input_of(node, value) for node, value in zip(nodes, values, strict=True))
+    shapes = [shape for node in module.graph.nodes for shape in _shapes_at(node)]
+    sizing = free_symbols([size for shape in shapes for size in shape])
+    numbers = {
+        node: free_symbols(node.meta["example_value"])
+        for node in nodes
+        if isinstance(node.meta.get("example_value"), torch.SymInt)
+    }
+    given_sizes = free_symbols([size for node in nodes for s in _shapes_at(node) for size in s])
+    has_others = bool(sizing - given_sizes - set().union(*numbers.values()))  # of fractions
+
+    def decides_sizes(node: fx.Node, given: GraphInput) -> bool:
+        if node in numbers:
+            return not sizing.isdisjoint(numbers[node])
+        return given.kind is InputKind.NUMBER and has_others
+
+    return tuple(
+        replace(given, kind=InputKind.SIZE) if decides_sizes(node, given) else given
+        for node, given in zip(nodes, map(_input_of, nodes, values), strict=True)
+    )
+
+
+def sizing_numbers(inputs: Iterable[GraphInput], values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the numbers among the inputs of a call that sizes of tensors depend on."""
+    found = (value for value, given in zip(values, inputs) if given.kind is InputKind.SIZE)  # noqa: B905  # constants are behind the inputs
+    return tuple(value.item() if isinstance(value, torch.Tensor) else value for value in found)
+
+
+def _shapes_at(node: fx.Node) -> list[torch.Size]:
+    """Return the shapes of the tensors that an operator gives, in which sizes may be symbols."""
+    values = tree_leaves(node.meta.get("example_value"))
+    return [value.shape for value in values if isinstance(value, torch.Tensor)]
 
 
 def _input_of(node: fx.Node, value: object) -> GraphInput:

@@ -1,7 +1,7 @@
 """Keys of graphs: two graphs that differ only in numbers have one key, and one plan.
 
 A rate of dropout or a scale that changes from step to step makes another graph, but takes the
-same memory and, as good as, the same time.
+same memory and, as good as, the same time. Numbers that sizes depend on are part of a key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from chainstay.runtime.capture.graph import CapturedGraph
-from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.graph_inputs import sizing_numbers
 from chainstay.runtime.capture.operators import ObservedGraph
 from chainstay.runtime.capture.subgraphs import regions_of, text_of
 from chainstay.runtime.devices.autocast import Autocast
@@ -40,18 +40,18 @@ def graph_key(
     captured, seen = observed.captured, observed.seen
     kinds = [given.kind for given in captured.inputs]
     given = (*inputs, *captured.constants)
-    values = [v for v, kind in zip(given, kinds, strict=True) if kind is not InputKind.NUMBER]
+    values = [v for v, kind in zip(given, kinds, strict=True) if not kind.is_number]
+    sizes = sizing_numbers(captured.inputs, given)
     numbers = set(seen.numbers)
     numbers |= {
-        node
-        for node, kind in zip(captured.placeholders, kinds, strict=True)
-        if kind is InputKind.NUMBER
+        node for node, kind in zip(captured.placeholders, kinds, strict=True) if kind.is_number
     }
     nodes = [node for node in captured.graph.nodes if node not in numbers]
     places = {node: index for index, node in enumerate(nodes)}
     return (
         autocast,
-        tuple(kind for kind in kinds if kind is not InputKind.NUMBER),
+        tuple(kind for kind in kinds if not kind.is_number),
+        sizes if has_sizes else len(sizes),
         tuple(map(layout_of, values)),
         tuple(isinstance(value, nn.Parameter) and tells_parameters for value in values),
         _aliases(values),

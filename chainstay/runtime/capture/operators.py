@@ -221,7 +221,7 @@ def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.No
     known: dict[fx.Node, object] = {
         node: value
         for node, value, given in zip(captured.placeholders, inputs, captured.inputs, strict=False)
-        if given.kind is InputKind.NUMBER and not isinstance(value, FakeTensor)
+        if given.kind.is_number and not isinstance(value, FakeTensor)
     }
     found: dict[fx.Node, object] = {}
     for node in captured.operators if known else ():

@@ -1,9 +1,10 @@
-"""The tensors of a model's output, also in objects that torch does not go through."""
+"""The tensors of a model's output or arguments, also in objects that torch does not go through."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import islice
 from types import ModuleType
 from typing import Any, Final
 
@@ -14,6 +15,9 @@ from torch.utils._pytree import tree_leaves
 _CLOSED: Final = (torch.Tensor, nn.Module, ModuleType, type)
 """Objects that hold no part of an output."""
 
+_MOST_HOLDERS: Final = 256
+"""Objects among arguments that are looked into: a data set may be there."""
+
 
 def output_leaves(output: object) -> list[Any]:
     """Return the leaves of an output, then the computed tensors in what torch takes for leaves.
@@ -21,20 +25,31 @@ def output_leaves(output: object) -> list[Any]:
     Dataclasses, distributions and subclasses of ``list``, say, are leaves to torch.
     """
     leaves = tree_leaves(output)
-    return [*leaves, *_held_by(leaves)]
+    return [*leaves, *(tensor for tensor in _held_by(leaves) if tensor.grad_fn is not None)]
 
 
-def _held_by(leaves: Sequence[object]) -> Iterator[torch.Tensor]:
-    """Yield the distinct tensors with a graph that objects among `leaves` hold."""
+def argument_tensors(arguments: object) -> list[torch.Tensor]:
+    """Return the tensors among arguments, then those that objects among them hold.
+
+    Parameters that an object holds are left out, and what is behind very many objects.
+    """
+    leaves = tree_leaves(arguments)
+    held = _held_by(leaves, most=_MOST_HOLDERS)
+    own = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return [*own, *(tensor for tensor in held if not isinstance(tensor, nn.Parameter))]
+
+
+def _held_by(leaves: Sequence[object], most: int | None = None) -> Iterator[torch.Tensor]:
+    """Yield the distinct tensors that objects among `leaves` hold; `most` are looked into."""
     pending, seen = list(leaves), {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    for holder in pending:  # grows meanwhile
+    for holder in islice(pending, most):  # grows meanwhile
         if isinstance(holder, _CLOSED) or id(holder) in seen:
             continue
         seen.add(id(holder))
         for part in tree_leaves(_parts_of(holder)):
             if not isinstance(part, torch.Tensor):
                 pending.append(part)
-            elif part.grad_fn is not None and id(part) not in seen:
+            elif id(part) not in seen:
                 seen.add(id(part))
                 yield part
 

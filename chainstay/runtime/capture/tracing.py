@@ -186,6 +186,14 @@ def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
         yield
 
 
+def constant_numbers() -> AbstractContextManager[object]:
+    """Inside, whole numbers are constants of a graph, whether or not they differed before."""
+    from torch._dynamo import config  # noqa: PLC0415  # takes more than a second
+
+    patched: AbstractContextManager[object] = config.patch(specialize_int=True)
+    return patched
+
+
 @contextmanager
 def _attention_apart() -> Iterator[None]:
     """Inside, attention is traced into its operators, each of which can be kept or made again."""

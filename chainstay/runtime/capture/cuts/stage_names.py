@@ -16,6 +16,9 @@ _MOST_NAMES = 2
 _ROOT: Final = re.compile(r"^L\['(args'\]\[0|self'|function')\]\.?")
 """The source under which TorchDynamo finds the model itself."""
 
+_MODULES: Final = re.compile(r"(^|\.)(__dict__\['_modules'\]|_modules\b)")
+"""Where it finds modules, the former in a forward that changes attributes of the model."""
+
 
 def module_paths(node: fx.Node) -> tuple[str, ...]:
     """Paths of the modules whose forward runs `node`, outermost first, the model left out."""
@@ -27,7 +30,7 @@ def module_paths(node: fx.Node) -> tuple[str, ...]:
 def _path_of(source: str) -> str:
     """``layers.0.fc`` of ``L['function'].__self__.layers[0].fc``."""
     path = _ROOT.sub("", source.partition("@")[0])  # one that is called again has "@1" behind
-    path = re.sub(r"(^|\.)_modules\b", "", path).replace("['", ".").replace("']", "")
+    path = _MODULES.sub("", path).replace("['", ".").replace("']", "")
     return path.replace("[", ".").replace("]", "").strip(".")
 
 

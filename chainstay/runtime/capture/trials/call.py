@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
+from chainstay.runtime.capture.output_leaves import argument_tensors
 from chainstay.runtime.capture.trials.isolation import (
     StandIns,
     arguments_like,
@@ -90,8 +91,8 @@ class Call:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors among the arguments."""
-        return tensors_in((self.args, self.kwargs))
+        """The tensors among the arguments, and in objects among them."""
+        return argument_tensors((self.args, self.kwargs))
 
     def require_plannable(self) -> None:
         """Refuse what no plan goes by.
@@ -125,7 +126,7 @@ class Call:
             raise UnsupportedModelError(
                 "neither the model nor the call has any tensor; there is nothing to plan"
             )
-        return device_of(held or self.tensors)
+        return device_of(held or tensors_in((self.args, self.kwargs)))
 
     def of_shadow(self, stand_ins: StandIns) -> Call:
         """The same call of a shadow of the model; stand-ins take the place of its tensors."""

@@ -51,7 +51,7 @@ from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.kept_gradients import gradients_kept
 from chainstay.runtime.stage.states import nodes_below, variables_below
 
-_Gradients = dict[torch.Tensor, torch.Tensor | None]
+_Gradients = dict[int, torch.Tensor | None]
 
 _REPEATS: Final = 2
 """Runs of a model whose gradients are not its graph's, to see whether its own differ, too."""
@@ -162,7 +162,7 @@ class Trial:
             given_there = [tensor for _, tensor in others.known.values()]
             made = _made(output_leaves(value), besides={id(tensor) for tensor in given_there})
             random = random_states(self.device)
-            expected = _Outcome(value, made, self._changed(others), random, given_there)
+            expected = _Outcome(value, made, self._changed(others), random, others)
         if spoiled:
             raise NotTheModelError(
                 f"the forward of {self.call.name} changes a parameter in a way that "
@@ -173,7 +173,7 @@ class Trial:
             with logs[1]:
                 leaves = self._graph_leaves(given)
             random = random_states(self.device)
-            found = _Outcome(leaves, leaves, self._changed(stand_ins), random, given)
+            found = _Outcome(leaves, leaves, self._changed(stand_ins), random, stand_ins)
         expected.pair_with(found)
         return expected, found
 
@@ -216,17 +216,20 @@ class Trial:
         """The gradients of the model, and those of the graph, one after the other.
 
         Returns:
-            Gradients by the parameters and inputs that they are of; some have none.
+            Gradients by the identities of the parameters and inputs that they are of; some have
+            none.
         """
         of_model: _Gradients = {}
 
         def gradients(outcome: _Outcome) -> _Gradients:
-            given = (value for value in (*self.inputs, *outcome.given) if _is_variable(value))
+            stand_ins = [made for _, made in outcome.stand_ins.known.values()]
+            given = (value for value in (*self.inputs, *stand_ins) if _is_variable(value))
             variables = dict.fromkeys((*given, *variables_below(outcome.tensors).values()))
+            originals = outcome.stand_ins.originals()
             around = world_kept(functions_of(self.call.model), self.device)
             with around, torch.enable_grad(), gradients_kept(variables):
                 outcome.go_back()
-                return {variable: variable.grad for variable in variables}
+                return {originals.get(id(leaf), id(leaf)): leaf.grad for leaf in variables}
 
         _, found = self._both(
             copies_kept,
@@ -269,7 +272,7 @@ class _Outcome:
     leaves: Sequence[object]
     changed: Sequence[torch.Tensor]
     random: Sequence[tuple[torch.device, torch.Tensor]]  # states of generators afterwards
-    given: Sequence[object]  # what stood in for the inputs
+    stand_ins: StandIns  # those of the inputs
     positions: dict[int, int] = field(default_factory=dict)  # in the other outcome, by identity
     unmatched: int | None = None  # index of a leaf that the other outcome has not
 
@@ -293,7 +296,7 @@ class _Outcome:
 
     def autograd_graph(self) -> list[tuple[object, ...]]:
         """The autograd graph of the outputs, in a fixed order: names, leaves, edges."""
-        nodes = nodes_below(self.tensors)
+        nodes, originals = nodes_below(self.tensors), self.stand_ins.originals()
         numbers = {node: index for index, node in enumerate(nodes)}
         found: list[tuple[object, ...]] = [
             (leaf.requires_grad, leaf.output_nr, numbers.get(leaf.grad_fn)) for leaf in self.tensors
@@ -301,7 +304,8 @@ class _Outcome:
         for node in nodes:
             below = [(numbers.get(function), index) for function, index in node.next_functions]
             name = _SAME_BACKWARD.get(node.name(), node.name())
-            found.append((name, id(getattr(node, "variable", None)), *below))
+            variable = id(getattr(node, "variable", None))
+            found.append((name, originals.get(variable, variable), *below))
         return found
 
     def go_back(self) -> None:

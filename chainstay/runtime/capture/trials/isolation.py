@@ -74,6 +74,10 @@ class StandIns:
         alike.requires_grad_(tensor.requires_grad)
         return alike if tensor.is_leaf else alike.clone()  # a leaf may not be changed in place
 
+    def originals(self) -> dict[int, int]:
+        """Return the identities of the tensors that are stood for, by those of their stand-ins."""
+        return {id(made): key for key, (_, made) in self.known.items()}
+
     def memo(self) -> dict[int, Any]:
         """Return a memo for `copy.deepcopy`: copies of the user's objects get these stand-ins."""
         return {key: made for key, (_, made) in self.known.items()}

@@ -1,0 +1,91 @@
+"""Numbers that calls are given: sizes that depend on them, and what a graph has as constants."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.runtime.execute.block_executor import PlannedBlocks
+from twins import Stack, batch, peak_of, shown
+from zoo import loss_of
+
+X = batch(16, 16)
+
+
+Decided = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+class Given(nn.Module):
+    """Layers around something that a number decides."""
+
+    def __init__(self, decided: Decided) -> None:
+        super().__init__()
+        self.decided = decided
+        self.before, self.behind = Stack(), Stack()
+
+    def forward(self, x: torch.Tensor, number: float) -> torch.Tensor:
+        y: torch.Tensor = self.behind(self.decided(self.before(x), number))
+        return y
+
+
+def several_times(x: torch.Tensor, number: int) -> torch.Tensor:
+    """As many samples of every row, as evidence bounds take them."""
+    return x.repeat(2 * number, 1)
+
+
+def a_share_of_times(x: torch.Tensor, number: float) -> torch.Tensor:
+    """The same by a fraction."""
+    return x.repeat(int(number * 4), 1)
+
+
+def without_gradients(x: torch.Tensor, number: int) -> torch.Tensor:
+    """Gradients are taken in the last of some rounds only."""
+    with torch.set_grad_enabled(number < 9):
+        return x * 2
+
+
+def with_dropout(x: torch.Tensor, number: int) -> torch.Tensor:
+    """Dropout begins after some steps."""
+    return nn.functional.dropout(x, 0.1, training=number > 2)
+
+
+def trained(model: nn.Module, number: float) -> list[torch.Tensor]:
+    """The loss of a step, its gradients and the random state."""
+    model.zero_grad()
+    torch.manual_seed(0)
+    loss = loss_of(model(X, number))
+    loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]  # all have one
+    return [loss.detach(), *gradients, torch.get_rng_state()]
+
+
+@pytest.mark.parametrize(("decided", "unit"), [(several_times, 1), (a_share_of_times, 0.5)])
+def test_sizes_that_depend_on_a_number_are_planned_for_each_number_once(
+    decided: Decided, unit: float
+) -> None:
+    plain = Given(decided)
+    model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
+    for times, count in ((1, 1), (2, 2), (4, 3), (3, 4), (2, 4), (4, 4)):
+        number = times * unit
+        for one, other in zip(trained(model, number), trained(plain, number), strict=True):
+            assert torch.equal(one, other)
+        assert peak_of(model, X, number) + X.nbytes <= 45_000
+        assert len(shown(model).plans) == count
+    with pytest.raises(chainstay.InfeasibleBudgetError, match="the least feasible budget"):
+        model(X, 100 * unit)
+
+
+@pytest.mark.parametrize("decided", [without_gradients, with_dropout])
+def test_a_number_that_has_to_be_a_constant_is_one(decided: Decided) -> None:
+    plain = Given(decided)
+    model = chainstay.fit(copy.deepcopy(plain), budget="95%", loss=loss_of, repeats=1)
+    for number in (1, 2, 4, 3, 2, 4):
+        for one, other in zip(trained(model, number), trained(plain, number), strict=True):
+            assert torch.equal(one, other)
+    assert not any(isinstance(plan, PlannedBlocks) for plan in shown(model).plans)
