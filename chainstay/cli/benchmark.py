@@ -23,7 +23,6 @@ from chainstay.fitting.planner import AnyPlanned
 from chainstay.fitting.strategies.fastest import planned_graph
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
 from chainstay.schedule import Schedule
 from chainstay.solve.budgets import parse_budget
@@ -147,15 +146,11 @@ class _CheckpointSequential(Executor):
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """Run the stages and return the last state."""
-        stages = [partial(_run, stage, shared) for stage in self.chain.stages]
+        stages = [partial(stage, shared=shared) for stage in self.chain.stages]
         last: State = checkpoint.checkpoint_sequential(
             stages, self._segments, state, use_reentrant=False
         )
         return last
-
-
-def _run(stage: ChainStage, shared: Sequence[Any], state: State) -> State:
-    return stage(state, shared)
 
 
 def _planned(costs: ModelCosts, plans: Sequence[PlanOptions]) -> Iterator[_RunnableStrategy]:

@@ -53,7 +53,7 @@ def likely_names(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
-def exit_code_for(error: ChainstayError) -> ExitCode:
+def exit_code_for(error: ChainstayError | OSError) -> ExitCode:
     """Return the exit code for `error`."""
     match error:
         case CertificateError():

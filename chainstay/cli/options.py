@@ -15,17 +15,6 @@ import typer
 from chainstay.cli.exit_codes import CommandLineError
 from chainstay.schedule import Discards
 
-__all__ = [
-    "CutMethod",
-    "DataType",
-    "JsonOutput",
-    "ModelOptions",
-    "PlanOptions",
-    "SolveOptions",
-    "SolverName",
-    "flatten_options",
-]
-
 
 class CutMethod(StrEnum):
     """Methods that cut a model into stages; see `chainstay.fit`."""

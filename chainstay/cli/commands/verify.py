@@ -30,8 +30,6 @@ from chainstay.files import write_text
 if TYPE_CHECKING:
     from chainstay.verify import Check
 
-__all__ = ["EXAMPLES", "verify"]
-
 EXAMPLES: Final = """\b
 Examples:
   chainstay verify --instances 1000 --seed 7

@@ -100,14 +100,14 @@ def build_model(spec: ModelSpec) -> BuiltModel:
         CommandLineError: There is no such model, library, file or function.
         UnsupportedModelError: Its constructor fails.
     """
-    return _FAMILIES[spec.family](spec)
+    with _explained_failures(spec.failure, spec.path):
+        return _FAMILIES[spec.family](spec)
 
 
 def _torchvision(spec: ModelSpec) -> BuiltModel:
     models = _library("torchvision.models", "torchvision")
     _require_known(spec.name, models.list_models(), "torchvision")
-    with _explained_failures(spec.failure, spec.path):
-        model = models.get_model(spec.name, weights=None, **_backbone(spec))
+    model = models.get_model(spec.name, weights=None, **_backbone(spec))
     if spec.name in models.list_models(module=models.video):
         return BuiltModel(model.train())  # the number of frames is up to its user
     side = spec.settings.get("image_size", 299 if "inception" in spec.name else 224)
@@ -126,8 +126,7 @@ def _backbone(spec: ModelSpec) -> Mapping[str, Any]:
 def _timm(spec: ModelSpec) -> BuiltModel:
     timm = _library("timm", "timm")
     _require_known(spec.name, timm.list_models(), "timm")
-    with _explained_failures(spec.failure, spec.path):
-        model = timm.create_model(spec.name, pretrained=False, **spec.settings)
+    model = timm.create_model(spec.name, pretrained=False, **spec.settings)
     channels, height, width = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
     side = spec.settings.get("img_size", (height, width))
     height, width = side if isinstance(side, list | tuple) else (side, side)
@@ -140,9 +139,8 @@ def _hugging_face(spec: ModelSpec) -> BuiltModel:
     # Needs transformers, which only Hugging Face models do.
     from chainstay.cli.models.hf_models import build_config, model_with_head
 
-    with _explained_failures(spec.failure, spec.path):
-        config = build_config(spec.name, spec.settings)
-        return BuiltModel(model_with_head(config).train(), config=config)
+    config = build_config(spec.name, spec.settings)
+    return BuiltModel(model_with_head(config).train(), config=config)
 
 
 def _own_model(spec: ModelSpec) -> BuiltModel:
@@ -163,8 +161,7 @@ def _own_model(spec: ModelSpec) -> BuiltModel:
         some = f"did you mean {' or '.join(own[:3])}?" if own else "it has none"
         hint = likely_names(spec.name, own, some)
         raise CommandLineError(f"{spec.path} has no function {spec.name!r}; {hint}")
-    with _explained_failures(spec.failure, spec.path):
-        made = function(**spec.settings)
+    made = function(**spec.settings)
     parts = made if isinstance(made, tuple) else (made,)
     if not isinstance(parts[0], nn.Module) or len(parts) > 4:
         raise CommandLineError(

@@ -30,8 +30,6 @@ from chainstay.runtime.stage.states import tensors_in
 if TYPE_CHECKING:
     from chainstay.runtime.estimate import DeviceModel
 
-__all__ = ["Target", "Workload", "build_workload"]
-
 SEED: Final = 20
 _SHAPE: Final = re.compile(r"([1-9][0-9]{0,9}(?:x[1-9][0-9]{0,9})*)(?::([a-z]+[0-9]+))?")
 _TYPES: Final = {
