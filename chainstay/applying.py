@@ -20,11 +20,7 @@ from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted, fitted_of
 from chainstay.fitting.front import require_model
 from chainstay.fitting.option_choices import choices_of, chosen_options
-from chainstay.fitting.planner import (
-    AnyPlanned,
-    GraphCall,
-    PlannerSettings,
-)
+from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.plans import Cut, Fingerprint, Plan, load_plan
@@ -54,14 +50,6 @@ from chainstay.runtime.stage.staged_graph import (
     unmeasured_graph,
 )
 from chainstay.runtime.transfer import PlannedTransfers, engine_for, program_of
-
-__all__ = [
-    "apply_plan",
-    "moved_profile",
-    "plan_of",
-    "planned_as_plan",
-    "save_plan",
-]
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -15,8 +15,6 @@ from typing import TypeAlias
 
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["Move", "Time", "Timetable", "Transfers", "computations", "exact"]
-
 Time: TypeAlias = int | Fraction
 """An exact time: never a float."""
 

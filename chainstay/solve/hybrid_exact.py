@@ -12,7 +12,7 @@ from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.solve.common import IntegerProgramMethod
 from chainstay.solve.hybrid_pofo import Pofo
 from chainstay.timetable import Time, Transfers
-from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.replay import replay_transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,7 @@ class IntegerProgramHybrid(IntegerProgramMethod):
         )
         if known is None:
             return self._solve(problem, None, least)
-        replay = simulate_hybrid(
-            problem.profile, known.schedule, budget=problem.budget, link=problem.link
-        )
+        replay = replay_transfers(problem, known)
         known = replace(known, makespan=replay.makespan, timetable=replay.timetable)
         found = self._solve(problem, known, least)
         if max(found.lower_bound, found.unrestricted_bound) > known.makespan:

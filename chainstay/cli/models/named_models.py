@@ -40,12 +40,6 @@ class ModelSpec:
     settings: Mapping[str, Any]
     path: Path | None = None
 
-    @property
-    def failure(self) -> str:
-        """What is said where the constructor fails."""
-        settings = f" with {dict(self.settings)}" if self.settings else ""
-        return f"{self.path or self.family}:{self.name} cannot be built{settings}"
-
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
         """Read a name from the command line.
@@ -100,7 +94,9 @@ def build_model(spec: ModelSpec) -> BuiltModel:
         CommandLineError: There is no such model, library, file or function.
         UnsupportedModelError: Its constructor fails.
     """
-    with _explained_failures(spec.failure, spec.path):
+    settings = f" with {dict(spec.settings)}" if spec.settings else ""
+    failure = f"{spec.path or spec.family}:{spec.name} cannot be built{settings}"
+    with _explained_failures(failure, spec.path):
         return _FAMILIES[spec.family](spec)
 
 
@@ -259,7 +255,7 @@ def _module_at(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _explained_failures(failure: str, path: Path | None = None) -> Iterator[None]:
+def _explained_failures(failure: str, path: Path | None) -> Iterator[None]:
     """Explain a constructor that fails by its last line; it may be anybody's code.
 
     Args:

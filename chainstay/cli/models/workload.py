@@ -19,11 +19,7 @@ from chainstay.cli.models.named_models import BuiltModel, ModelSpec, build_model
 from chainstay.cli.options import ACCELERATORS
 from chainstay.cli.terminal import spinner
 from chainstay.errors import UnknownDeviceError
-from chainstay.runtime.devices.device import (
-    accelerator_at,
-    accelerator_count,
-    default_device,
-)
+from chainstay.runtime.devices.device import accelerator_at, accelerator_count, default_device
 from chainstay.runtime.stage.loss_stage import loss_in
 from chainstay.runtime.stage.states import tensors_in
 

@@ -23,12 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from chainstay.dp.hybrid import SlotPlan, hybrid_bound
-from chainstay.errors import (
-    ChainstayError,
-    HostBudgetError,
-    InvalidScheduleError,
-    SolverLimitError,
-)
+from chainstay.errors import ChainstayError, HostBudgetError, InvalidScheduleError, SolverLimitError
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link

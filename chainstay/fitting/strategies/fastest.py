@@ -216,18 +216,12 @@ class Strategies:
         return self.memory.obstacle if is_about_link else "recompute is False"
 
 
-def fastest_plan(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJoin:
-    """Return the plan of the fastest strategy.
+def plan_of(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJoin:
+    """Return the plan of the fastest strategy of those that were tried.
 
     Raises:
         ChainstayError: None fits; as `Strategies.best`.
     """
-    strategies.try_all()
-    return plan_of(cut, strategies)
-
-
-def plan_of(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJoin:
-    """Return the plan of the fastest strategy of those that were tried; errors likewise."""
     chosen = strategies.best
     alternatives = tuple(strategies.table(chosen))
     if chosen == "join":

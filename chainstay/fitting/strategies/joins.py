@@ -66,15 +66,10 @@ class JoinAttempt:
             InfeasibleBudgetError: Nothing was found that fits.
         """
         join, measured = self.measured()
-        solution = solve_measured_join(measured, budget)
-        planned = planned_join(
-            join,
-            measured,
-            solution,
-            measured.account.by_kind(),
-            overheads=tuple(measured.account.overheads(solution.schedule)),
-        )
-        return replace(planned, plain_time=measured.account.by_kind().least_time)
+        solution, profile = solve_measured_join(measured, budget), measured.account.by_kind()
+        overheads = tuple(measured.account.overheads(solution.schedule))
+        planned = planned_join(join, measured, solution, profile, overheads=overheads)
+        return replace(planned, plain_time=profile.least_time)
 
 
 def planned_join(

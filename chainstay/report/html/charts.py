@@ -14,25 +14,14 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from bokeh.events import MouseLeave, MouseMove, Tap
-from bokeh.models import (
-    ColumnDataSource,
-    CustomJS,
-    FixedTicker,
-    Range1d,
-    Span,
-)
+from bokeh.models import ColumnDataSource, CustomJS, FixedTicker, Range1d, Span
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from chainstay.report.axis_units import Scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
 from chainstay.report.frontier import Frontier
-from chainstay.report.gantt_bars import (
-    Bar,
-    bar_spans,
-    lane_spans,
-    lanes_height,
-)
+from chainstay.report.gantt_bars import Bar, bar_spans, lane_spans, lanes_height
 from chainstay.report.memory_profile import CATEGORIES, MemoryLevel
 from chainstay.report.timeline import Lane
 from chainstay.solution import Solution
@@ -116,7 +105,6 @@ def schedule_chart(
 def frontier_chart(frontier: Frontier, solution: Solution, *, time: Scale, size: Scale) -> Figure:
     """Draw makespan over budget: the plans found, their bounds, and the plan of the page."""
     chart = _figure("frontier", 300, None)
-    chart.toolbar.autohide = True
     points, blue = frontier.points, STYLE_COLOURS["forward"]
     budgets = [point.budget / size.factor for point in points]
     found = [float(point.makespan) / time.factor for point in points]

@@ -18,13 +18,7 @@ from chainstay.problems import Problem
 from chainstay.report.axis_units import Scale, memory_scale, time_scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
 from chainstay.report.frontier import Frontier
-from chainstay.report.gantt_bars import (
-    BAR_STYLES,
-    Bar,
-    build_bars,
-    lane_spans,
-    thinned_levels,
-)
+from chainstay.report.gantt_bars import BAR_STYLES, Bar, build_bars, lane_spans, thinned_levels
 from chainstay.report.html import charts, elements
 from chainstay.report.memory_profile import CATEGORIES, MemoryLevel
 from chainstay.report.timeline import Lane, Timeline

@@ -38,11 +38,10 @@ _FORWARD, _BACKWARD = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class _Probed:
-    """The costs of a stage alone; times in ns."""
+    """The costs of a stage alone."""
 
     memory: StageMemory
-    forward_time: int
-    backward_time: int
+    time: StageTime
 
 
 def estimate_stages(
@@ -61,7 +60,7 @@ def estimate_stages(
             stage=stage,
             traits=Traits.of(stage),
             leaves=runs.leaves[index],
-            time=StageTime(probed[index].forward_time, probed[index].backward_time),
+            time=probed[index].time,
             given=runs.lineage.states[index],
             result=runs.lineage.states[index + 1],
             environment_bytes=sum(
@@ -146,14 +145,14 @@ def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceMod
     made = (0, *(size for size in memory.output_gradients.sizes if size), *waited)
     filling = (device.kernel_ns(flops=0, throughput=1, moved_bytes=size) for size in made)
     forward, backward = phases[_FORWARD], phases[_BACKWARD]
-    return _Probed(
-        memory,
+    time = StageTime(
         device.stage_ns(kernels_ns=forward.kernels_ns, operators=forward.operators),
         device.stage_ns(
             kernels_ns=max(backward.kernels_ns - sum(filling), 0),
             operators=max(backward.operators - len(made), 0),
         ),
     )
+    return _Probed(memory, time)
 
 
 def _likeness_of(

@@ -196,14 +196,15 @@ class JoinAccount:
         """Yield each operation, the kind of run that it is, and the bytes that stand beside it."""
         walk = _Walk(self, schedule)
         for position, op in enumerate(schedule):
-            kind = ""
             if op.kind is OpKind.BACKWARD:
-                kind = "backward"
+                yield op, "backward", walk.backward(op)
             elif op.kind.is_forward:
                 is_kept = op.kind is OpKind.FORWARD_KEEP_ALL
                 is_first = position == walk.first[op.branch, op.stage]
                 kind = ("first" if is_kept else "dropped") if is_first else "again"
-            yield op, kind, walk.take(position, op)
+                yield op, kind, walk.forward(position, op)
+            else:
+                yield op, "", 0
 
     def stage(self, key: _StageKey) -> JoinedStage:
         """Return a stage."""
@@ -267,30 +268,27 @@ class _Walk:
                 self.first.setdefault((op.branch, op.stage), position)
                 self.last[op.branch, op.stage] = position
 
-    def take(self, position: int, op: Op) -> int:
-        """Return the bytes that stand beside `op`, and note what it leaves behind."""
-        if op.kind is OpKind.BACKWARD:
-            return self._backward(op)
-        return self._forward(position, op) if op.kind.is_forward else 0
-
-    def _forward(self, position: int, op: Op) -> int:
+    def forward(self, position: int, op: Op) -> int:
+        """Return the bytes that stand beside a forward, and note what it leaves behind."""
         key = (op.branch, op.stage)
         stage = self.account.stage(key)
         cost = stage.cost
-        if op.branch is None and op.stage == len(self.account.tail.stages) - 1:
-            self.has_output = True
-        is_end = op.branch is not None and op.stage == len(self._chain(op).stages) - 1
-        self.is_remade |= is_end and position > self.first[key]
+        is_first = position == self.first[key]
+        if op.branch is None:
+            self.has_output |= op.stage == len(self.account.tail.stages) - 1
+        else:
+            is_end = op.stage == len(self.account.branches[op.branch].stages) - 1
+            self.is_remade |= is_end and not is_first
         runs_again = self.first[key] < self.last[key]
         size = cost.environment_bytes * runs_again
-        is_first = position == self.first[key]
         beside = self.environments + size
         beside += stage.forward_waiting * self.has_output + self._passed(op)
         self.environments += size * is_first
         self.environments -= cost.random_bytes * (runs_again and position == self.last[key])
         return beside
 
-    def _backward(self, op: Op) -> int:
+    def backward(self, op: Op) -> int:
+        """Return the bytes that stand beside a backward, and note what it leaves behind."""
         key = (op.branch, op.stage)
         stage = self.account.stage(key)
         cost = stage.cost
@@ -303,6 +301,3 @@ class _Walk:
         """Return the caller's bytes, without the branches' outputs, in a stage of the tail."""
         is_twice = op.branch is None and self.has_output and self.is_remade
         return self.account.passed_bytes * is_twice
-
-    def _chain(self, op: Op) -> JoinedChain:
-        return self.account.tail if op.branch is None else self.account.branches[op.branch]
