@@ -71,14 +71,16 @@ class AutoHybrid:
         best = min(found, key=lambda claim: claim.makespan, default=None)
         least, stages = problem.profile.least_time, len(problem.profile)
         is_fast = best is not None and best.makespan == least
+        obstacle: ChainstayError | None = None
         if stages <= self.exact_stages and problem.profile.is_plain and not is_fast:
             exact = IntegerProgramHybrid(CPSAT(time_limit_s=self.time_limit_s))
             try:
                 return exact.improve(problem, best)
             except (BackendError, SolverLimitError) as reason:
                 _log.info("without %s: %s", exact, reason)
+                obstacle = reason
         if best is None:
-            raise nothing_found_error(problem)
+            raise nothing_found_error(problem) from obstacle
         return best
 
     def _combined(self, problem: HybridProblem, keep_all: HybridClaim | None) -> HybridClaim | None:

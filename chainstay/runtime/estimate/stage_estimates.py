@@ -88,20 +88,17 @@ class _Runs:
         runs.lineage.add(subject.source)
         last = len(subject.model_stages) - 1
         for index, stage in enumerate(subject.stages):
-            output = run_stage(stage, index, runs.states[-1], subject.shared)
+            source = runs.states[-1]
+            output = run_stage(stage, index, source, subject.shared)
             if stage.is_loss:
                 require_number(output[0])
             elif index == last:
                 require_differentiable(output)
-            runs.add(output)
+            runs.lineage.add(output, source)
+            own = (leaf for leaf in leaves_of(output) if not is_among(leaf, source))
+            runs.leaves.append(tuple(own))
+            runs.states.append(detached(output))
         return runs
-
-    def add(self, output: State) -> None:
-        """Take the next state."""
-        source = self.states[-1]
-        self.lineage.add(output, source)
-        self.leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
-        self.states.append(detached(output))
 
 
 def _probe_all(

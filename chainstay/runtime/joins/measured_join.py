@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import Autocast
@@ -179,25 +179,17 @@ def _summing(observed: Sequence[Sequence[ObservedStage]]) -> Iterator[None]:
     stages = [stage for own in observed for stage in own]
     uses = Counter(id(leaf) for stage in stages for leaf in stage.leaves)
     shared = {id(leaf): leaf for stage in stages for leaf in stage.leaves if uses[id(leaf)] > 1}
-    hooks = [leaf.register_hook(lambda gradient: gradient + 0) for leaf in shared.values()]
-    try:
+    with ExitStack() as hooks:
+        for leaf in shared.values():
+            hooks.enter_context(leaf.register_hook(lambda gradient: gradient + 0))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _slices(gradients: Gradients, widths: Sequence[int]) -> list[Gradients]:
     """Return the gradients of each branch's last state; what two branches share counts for both."""
     slices = []
-    start = 0
-    for width in widths:
-        storages = gradients.storages[start : start + width]
-        slices.append(
-            Gradients(
-                gradients.layouts[start : start + width],
-                tuple(storages.index(storage) for storage in storages),
-            )
-        )
-        start += width
+    for start, end in pairwise(accumulate(widths, initial=0)):
+        storages = gradients.storages[start:end]
+        own = tuple(map(storages.index, storages))
+        slices.append(Gradients(gradients.layouts[start:end], own))
     return slices
