@@ -49,8 +49,7 @@ def parse(
     """
     value = _loaded(text, f"{kind} document", error)
     fields = Fields(_mapping(value, kind, error), kind, error)
-    if fields.string("chainstay") != kind:
-        found = fields.string("chainstay")
+    if (found := fields.string("chainstay")) != kind:
         raise error(f"{kind} document: field 'chainstay' is {found!r}, must be {kind!r}")
     oldest = version if oldest is None else oldest
     if not oldest <= (found_version := fields.integer("version")) <= version:

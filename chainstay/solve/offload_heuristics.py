@@ -82,7 +82,8 @@ class Heuristics:
         # All older activations away is what a feasible budget means.
         sets: Iterator[frozenset[int]] = iter([frozenset(movable)])
         if len(movable) <= self.exhaustive_up_to:
-            sets = chain(sets, _all_sets(movable))
+            by_size = (combinations(movable, size) for size in range(len(movable) + 1))
+            sets = chain(sets, map(frozenset, chain.from_iterable(by_size)))
         else:
             fluid = replace(problem, link=replace(problem.link, latency=0, capacity=None))
             fluid = replace(fluid, transfers=Transfers.INTERRUPTIBLE)
@@ -110,11 +111,6 @@ class Heuristics:
         yield plan.schedule
         if ticks > least and (other := tflms(ordered)) is not None:
             yield other.schedule
-
-
-def _all_sets(movable: list[int]) -> Iterator[frozenset[int]]:
-    for size in range(len(movable) + 1):
-        yield from map(frozenset, combinations(movable, size))
 
 
 def _improved(

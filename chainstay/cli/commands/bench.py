@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -62,13 +62,10 @@ def bench(
     costs = measure_costs(options, budget="1B")  # a small one may be among them
     rows = measure_strategies(costs, plans, segments=segments, steps=steps)
     if as_json:
-        sys.stdout.write(json.dumps([_document(asdict(row)) for row in rows], indent=1) + "\n")
+        document = [{"way": row.pop("name"), **row} for row in map(asdict, rows)]
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return
     _print_rows(costs.workload.title, rows)
-
-
-def _document(row: dict[str, Any]) -> dict[str, Any]:
-    return {"way": row.pop("name"), **row}
 
 
 def _print_rows(title: str, rows: Sequence[BenchmarkRow]) -> None:

@@ -112,11 +112,9 @@ def _torchvision(spec: ModelSpec) -> BuiltModel:
 
 def _backbone(spec: ModelSpec) -> Mapping[str, Any]:
     """Return settings with which no model downloads the weights of its backbone."""
-    has_backbone = any(
-        part in spec.name for part in ("rcnn", "retinanet", "fcos", "ssd", "lab", "fcn")
-    )
-    is_nested = has_backbone or spec.name.startswith("lraspp")
-    return {**({"weights_backbone": None} if is_nested else {}), **spec.settings}
+    nested = ("rcnn", "retinanet", "fcos", "ssd", "lab", "fcn", "lraspp")
+    has_backbone = any(part in spec.name for part in nested)
+    return {**({"weights_backbone": None} if has_backbone else {}), **spec.settings}
 
 
 def _timm(spec: ModelSpec) -> BuiltModel:
@@ -159,17 +157,15 @@ def _own_model(spec: ModelSpec) -> BuiltModel:
         raise CommandLineError(f"{spec.path} has no function {spec.name!r}; {hint}")
     made = function(**spec.settings)
     parts = made if isinstance(made, tuple) else (made,)
-    if not isinstance(parts[0], nn.Module) or len(parts) > 4:
+    model, args, kwargs, loss = (*parts, None, None, None, None)[:4]
+    if not isinstance(model, nn.Module) or len(parts) > 4:
         raise CommandLineError(
             f"{spec.path}:{spec.name} returned a {type(made).__name__}, must return a model, or a "
             "tuple (model, args, kwargs, loss), of which the last two may be left out"
         )
-    args = parts[1] if len(parts) > 1 else None
-    kwargs = parts[2] if len(parts) > 2 else None
-    loss = parts[3] if len(parts) > 3 else None
     if args is not None and not isinstance(args, tuple):
         args = (args,)
-    return BuiltModel(parts[0], args, dict(kwargs or {}), loss)
+    return BuiltModel(model, args, dict(kwargs or {}), loss)
 
 
 _FAMILIES: Final[Mapping[str, Callable[[ModelSpec], BuiltModel]]] = {
