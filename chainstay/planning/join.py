@@ -20,7 +20,7 @@ question of a large join takes seconds, no other is asked after some.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final
@@ -258,12 +258,9 @@ def can_run(stages: StagedJoin, schedule: Schedule) -> bool:
     except InvalidScheduleError:
         return False
     rank = {stage: index for index, stage in enumerate(plan.backward)}
-    return plan.is_plain_order or (can_change_order() and _sums_stay(stages, rank.__getitem__))
-
-
-def _sums_stay(stages: StagedJoin, rank: Callable[[int], int]) -> bool:
-    """Return whether gradients of three or more users are summed as in plain training."""
-    return all(same_sum(list(uses), sorted(uses, key=rank)) for uses in stages.sums)
+    # Gradients of three or more users are to be summed as in plain training.
+    sums = (same_sum(list(uses), sorted(uses, key=rank.__getitem__)) for uses in stages.sums)
+    return plan.is_plain_order or (can_change_order() and all(sums))
 
 
 def _branch_by_branch(schedule: Schedule) -> Schedule:

@@ -96,23 +96,13 @@ def _print_comparison(result: RunResult) -> None:
     table.add_column("")
     for heading in ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured"):
         table.add_column(heading, justify="right", no_wrap=True)
+    planned = solution.peak_bytes, solution.makespan
+    rows = [("by the plan", planned, (result.measured_peak, result.measured_time))]
     if result.plain is not None:
-        peak, step_time = result.plain
-        planned_peak, planned_time = result.planned_plain
-        table.add_row(
-            "plain PyTorch",
-            short_bytes(planned_peak),
-            short_bytes(peak),
-            format_time(planned_time),
-            format_time(step_time),
-        )
-    table.add_row(
-        "by the plan",
-        short_bytes(solution.peak_bytes),
-        short_bytes(result.measured_peak),
-        format_time(solution.makespan),
-        format_time(result.measured_time),
-    )
+        rows.insert(0, ("plain PyTorch", result.planned_plain, result.plain))
+    for name, (planned_peak, planned_time), (peak, step_time) in rows:
+        peaks = short_bytes(planned_peak), short_bytes(peak)
+        table.add_row(name, *peaks, format_time(planned_time), format_time(step_time))
     print_table(table)
     print_result(
         f"\nbudget {format_bytes(solution.budget)}: "
