@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,7 +150,9 @@ def build_workload(
     shapes = [_parse_input(shape) for shape in inputs or ()]
     spec, kind = ModelSpec.parse(text), getattr(torch, dtype)
     torch.manual_seed(SEED)
-    with spinner(f"building {text}"), _place(spec, target):
+    runs = target.sheet is None or spec.family == "file"  # else parameters need no memory
+    place = nullcontext() if runs else torch.device("meta")
+    with spinner(f"building {text}"), place:
         built = build_model(spec)
     model = built.model
     if kind is not torch.float32:
@@ -173,7 +175,8 @@ def default_loss(output: object) -> torch.Tensor:
     Cross-entropy against the first class where there are scores for classes, as of images,
     pixels or tokens; of others the mean square.
     """
-    leaves = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    known = dict(output) if isinstance(output, Mapping) else output
+    leaves = [tensor for tensor in tensors_in(known) if tensor.is_floating_point()]
     if not leaves:
         raise CommandLineError(
             f"the model's output, a {type(output).__name__}, has no tensor that could be trained; "
@@ -189,18 +192,6 @@ def _loss_of_scores(scores: torch.Tensor) -> torch.Tensor:
         )
         return functional.cross_entropy(scores.float(), targets)
     return scores.float().square().mean()
-
-
-def _tensors(output: object) -> list[torch.Tensor]:
-    known: object = dict(output) if isinstance(output, Mapping) else output
-    return tensors_in(known)
-
-
-def _place(spec: ModelSpec, target: Target) -> AbstractContextManager[object]:
-    """Return a context in which parameters are made; without memory if nothing is run."""
-    if target.sheet is not None and spec.family != "file":
-        return torch.device("meta")
-    return nullcontext()
 
 
 def _call(

@@ -53,16 +53,16 @@ def estimate_stages(
         UnsupportedModelError: The loss gives something else than one number, the model
             integers, or a stage fails.
     """
-    runs = _Runs.of(subject)
-    probed = _probe_all(subject, runs, device, mode)
+    states, leaves, lineage = _run_all(subject)
+    probed = _probe_all(subject, states, leaves, device, mode)
     observed = [
         ObservedStage(
             stage=stage,
             traits=Traits.of(stage),
-            leaves=runs.leaves[index],
+            leaves=leaves[index],
             time=probed[index].time,
-            given=runs.lineage.states[index],
-            result=runs.lineage.states[index + 1],
+            given=lineage.states[index],
+            result=lineage.states[index + 1],
             environment_bytes=sum(
                 subject.shared[position].nbytes for position in stage.effects.written
             ),
@@ -72,37 +72,33 @@ def estimate_stages(
     return observed, [probe.memory for probe in probed]
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """The chain run once: every stage's input, what it sends gradients to, what states share."""
-
-    states: list[State]
-    leaves: list[tuple[torch.Tensor, ...]]
-    lineage: Lineage
-
-    @classmethod
-    def of(cls, subject: Subject) -> _Runs:
-        """Run it."""
-        held = (value for value in subject.shared if isinstance(value, torch.Tensor))
-        runs = cls([subject.source], [], Lineage.beside(held))
-        runs.lineage.add(subject.source)
-        last = len(subject.model_stages) - 1
-        for index, stage in enumerate(subject.stages):
-            source = runs.states[-1]
-            output = run_stage(stage, index, source, subject.shared)
-            if stage.is_loss:
-                require_number(output[0])
-            elif index == last:
-                require_differentiable(output)
-            runs.lineage.add(output, source)
-            own = (leaf for leaf in leaves_of(output) if not is_among(leaf, source))
-            runs.leaves.append(tuple(own))
-            runs.states.append(detached(output))
-        return runs
+def _run_all(
+    subject: Subject,
+) -> tuple[list[State], list[tuple[torch.Tensor, ...]], Lineage]:
+    """Run the chain once; return every stage's input and leaves, and what states share."""
+    held = (value for value in subject.shared if isinstance(value, torch.Tensor))
+    states, leaves, lineage = [subject.source], [], Lineage.beside(held)
+    lineage.add(subject.source)
+    last = len(subject.model_stages) - 1
+    for index, stage in enumerate(subject.stages):
+        source = states[-1]
+        output = run_stage(stage, index, source, subject.shared)
+        if stage.is_loss:
+            require_number(output[0])
+        elif index == last:
+            require_differentiable(output)
+        lineage.add(output, source)
+        leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
+        states.append(detached(output))
+    return states, leaves, lineage
 
 
 def _probe_all(
-    subject: Subject, runs: _Runs, device: DeviceModel, mode: FakeTensorMode
+    subject: Subject,
+    states: Sequence[State],
+    leaves: Sequence[tuple[torch.Tensor, ...]],
+    device: DeviceModel,
+    mode: FakeTensorMode,
 ) -> list[_Probed]:
     """The last stage first: its gradients lie as the one below gets them."""
     known: dict[Hashable, _Probed] = {}
@@ -110,19 +106,19 @@ def _probe_all(
     held: list[tuple[LeafGradient, ...]] = [()] * len(subject.stages)
     gradients = None
     for index, stage in reversed(list(enumerate(subject.stages))):
-        source = runs.states[index]
-        uses = LeafUses.of(runs.leaves, index, index, held)
+        source = states[index]
+        uses = LeafUses.of(leaves, index, index, held)
         # Autograd adds no stand-ins in place: without the old sum, none is made of the two.
         uses = replace(uses, behind=uses.copied)
         likeness = (
             _likeness_of(stage, source, subject.shared, gradients),
-            tuple(map(uses.of_leaf, runs.leaves[index])),
+            tuple(map(uses.of_leaf, leaves[index])),
         )
         if likeness not in known:
             probe = StageProbe(
                 stage=stage,
                 shared=subject.shared,
-                leaves=runs.leaves[index],
+                leaves=leaves[index],
                 output_gradients=gradients,
                 uses=uses,
             )

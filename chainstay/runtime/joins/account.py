@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from chainstay.problems.join import joined
 from chainstay.profiles import ChainProfile, JoinProfile, SharedGradient, Stage
 from chainstay.runtime.measures.stage_cost import BesideRuns, OptionCost, StageCost, stage_by_kind
 from chainstay.schedule import Op, OpKind, Schedule
@@ -123,11 +124,7 @@ class JoinAccount:
             )
             for branch, chain in self._parts()
         )
-        met = JoinProfile(branches=tuple(branches))
-        tail = replace(
-            tail, input_bytes=met.output_bytes, input_gradient_bytes=met.output_gradient_bytes
-        )
-        return JoinProfile(branches=met.branches, tail=tail, shared=self._shared())
+        return replace(joined(tuple(branches), tail), shared=self._shared())
 
     def _least_beside(self) -> dict[_StageKey, BesideRuns]:
         """Return the bytes that stand beside every stage's runs in all canonical schedules."""
