@@ -72,9 +72,9 @@ def _print_rows(title: str, rows: Sequence[BenchmarkRow]) -> None:
     print_result(title, style="bold")
     table = new_table()
     table.add_column("", overflow="fold")
-    for heading in ("budget\n", "peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured"):
+    measures = ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured")
+    for heading in ("budget\n", *measures, "\nslower"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("\nslower", justify="right", no_wrap=True)
     plain = rows[0].measured_ns
     for row in rows:
         slower = "" if not plain or not row.measured_ns else f"{row.measured_ns / plain - 1:.1%}"
