@@ -46,11 +46,6 @@ class RunResult:
     reason_not_compared: str = ""
 
     @property
-    def stages(self) -> int:
-        """Number of stages of the model."""
-        return len(self.plan.chain or self.plan.profile)
-
-    @property
     def is_within_budget(self) -> bool:
         """True if the measured peak is within the budget."""
         return self.measured_peak <= self.plan.solution.budget

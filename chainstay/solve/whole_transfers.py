@@ -251,19 +251,17 @@ class WholeTransferSearch:
             else:
                 start = end - backward.starts[last - position] - self._times[position]
             timed.append((start, 1, position, op))
-        sent: list[tuple[Op, int]] = []
         for index, (lifetime, start) in enumerate(zip(moving[0], forward.move_starts, strict=True)):
-            sent.append((lifetime.item.offload, lifetime.made))
-            timed.append((start, 0, index, sent[-1][0]))
+            timed.append((start, 0, index, lifetime.item.offload))
         for index, (lifetime, start) in enumerate(
             zip(moving[1], backward.move_starts, strict=True)
         ):
             begin = end - start - lifetime.ticks
             timed.append((begin, 2, -index, lifetime.item.prefetch))
         ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
-        for op, made in sent:  # makers that take no time come before what they make leaves
-            if made >= 0:
-                index, before = ordered.index(op), ordered.index(self.ops[made])
+        for lifetime in moving[0]:  # makers that take no time come before what they make leaves
+            if (made := lifetime.made) >= 0:
+                index, before = map(ordered.index, (lifetime.item.offload, self.ops[made]))
                 if index < before:
                     ordered.insert(before, ordered.pop(index))
         return Schedule(tuple(ordered))

@@ -107,7 +107,8 @@ def _print_comparison(result: RunResult) -> None:
     print_result(
         f"\nbudget {format_bytes(solution.budget)}: "
         f"{'kept' if result.is_within_budget else 'EXCEEDED'}; "
-        f"{result.stages} stages, {len(solution.schedule)} operations"
+        f"{len(result.plan.chain or result.plan.profile)} stages, "
+        f"{len(solution.schedule)} operations"
     )
     print_result(
         f"loss, gradients, buffers, random state against plain PyTorch: {_comparison_text(result)}"
