@@ -47,13 +47,14 @@ class TrainingRecord:
         model = workload.model
         with _put_back(model):
             torch.manual_seed(SEED)
+            optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
             losses = []
             for _ in range(steps):
-                model.zero_grad(set_to_none=True)
+                optimizer.zero_grad()
                 loss = workload.step()
                 loss.backward()
                 losses.append(loss.detach().clone())
-                _descend(model)
+                optimizer.step()
                 after()
             return cls(tuple(losses), dict(_state(model, workload.target.device)))
 
@@ -133,13 +134,6 @@ def _put_back(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in values:
                 tensor.copy_(value)
-
-
-def _descend(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.sub_(parameter.grad, alpha=_RATE)
 
 
 def _state(model: nn.Module, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
