@@ -72,9 +72,7 @@ def estimate_stages(
     return observed, [probe.memory for probe in probed]
 
 
-def _run_all(
-    subject: Subject,
-) -> tuple[list[State], list[tuple[torch.Tensor, ...]], Lineage]:
+def _run_all(subject: Subject) -> tuple[list[State], list[tuple[torch.Tensor, ...]], Lineage]:
     """Run the chain once; return every stage's input and leaves, and what states share."""
     held = (value for value in subject.shared if isinstance(value, torch.Tensor))
     states, leaves, lineage = [subject.source], [], Lineage.beside(held)
