@@ -151,9 +151,8 @@ class WholeTransferSearch:
                     served[item] = position
                 elif item in made:
                     last = served.get(item, made[item])
-                    self._lifetimes.setdefault(
-                        item, self._lifetime_of(item, made[item], last, position)
-                    )
+                    lifetime = self._lifetime_of(item, made[item], last, position)
+                    self._lifetimes.setdefault(item, lifetime)
             for item in op.frees:
                 stored.discard(item)
                 if position < self._turn:
@@ -177,9 +176,8 @@ class WholeTransferSearch:
         room = self.problem.link.room
         chosen: set[Item] = set()
         lifetimes = [self._lifetimes[item] for item in moved if item in self._lifetimes]
-        for lifetime in sorted(
-            lifetimes, key=lambda lifetime: (lifetime.made, lifetime.item), reverse=True
-        ):
+        lifetimes.sort(key=lambda lifetime: (lifetime.made, lifetime.item), reverse=True)
+        for lifetime in lifetimes:
             if lifetime.size <= room:
                 room -= lifetime.size
                 chosen.add(lifetime.item)
@@ -253,9 +251,8 @@ class WholeTransferSearch:
             timed.append((start, 1, position, op))
         for index, (lifetime, start) in enumerate(zip(moving[0], forward.move_starts, strict=True)):
             timed.append((start, 0, index, lifetime.item.offload))
-        for index, (lifetime, start) in enumerate(
-            zip(moving[1], backward.move_starts, strict=True)
-        ):
+        back = zip(moving[1], backward.move_starts, strict=True)
+        for index, (lifetime, start) in enumerate(back):
             begin = end - start - lifetime.ticks
             timed.append((begin, 2, -index, lifetime.item.prefetch))
         ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]

@@ -85,7 +85,9 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
             own = staged(join, parts, traits_of(parts), names)
             return MeasuredJoin.of(own, *known)
     seen, found = _observed(join, parts, repeats, wants_options=wants_options)
-    account = _account_of(seen, parts, len(join.branches), has_options=wants_options)
+    account = account_for_join(
+        seen, len(join.branches), _common_bytes(seen, parts), has_options=wants_options
+    )
     observed = (
         observation for own in seen for observation in own.observed if not observation.stage.is_loss
     )
@@ -145,19 +147,12 @@ def _observed(
     return seen, table
 
 
-def _account_of(
-    seen: Sequence[Seen], parts: Sequence[Subject], branches: int, *, has_options: bool
-) -> JoinAccount:
+def _common_bytes(seen: Sequence[Seen], parts: Sequence[Subject]) -> int:
+    """Return the bytes that stand through the whole step, whatever the stages."""
     device, counted = parts[0].device, parts[0].counted
     leaves = [observation.leaves for own in seen for observation in own.observed]
-    autocast = Autocast.now(device)
-    return account_for_join(
-        seen,
-        branches,
-        state_bytes(tensor for tensor in counted if tensor.device == device)
-        + autocast_copies_bytes(leaves, autocast),
-        has_options=has_options,
-    )
+    held = state_bytes(tensor for tensor in counted if tensor.device == device)
+    return held + autocast_copies_bytes(leaves, Autocast.now(device))
 
 
 def _signature_of(join: GraphJoin, parts: Sequence[Subject]) -> str:
