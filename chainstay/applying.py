@@ -103,10 +103,7 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def planned_as_plan(
-    planned: AnyPlanned,
-    name: str,
-    granularity: Granularity,
-    fingerprint: Fingerprint,
+    planned: AnyPlanned, name: str, granularity: Granularity, fingerprint: Fingerprint
 ) -> Plan:
     """Return the plan file of a planned model.
 

@@ -31,12 +31,7 @@ def dump(kind: str, version: int, body: Mapping[str, object]) -> str:
 
 
 def parse(
-    text: str,
-    kind: str,
-    version: int,
-    error: type[ChainstayError],
-    *,
-    oldest: int | None = None,
+    text: str, kind: str, version: int, error: type[ChainstayError], *, oldest: int | None = None
 ) -> Fields:
     """Read the fields of a document of one kind and version.
 

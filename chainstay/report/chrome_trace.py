@@ -61,11 +61,7 @@ def trace(
         "deviceProperties": [],
         "displayTimeUnit": "ms",
         "traceName": "chainstay plan",
-        "traceEvents": [
-            *_names(timeline),
-            *_operations(timeline),
-            *_memory(timeline),
-        ],
+        "traceEvents": [*_names(timeline), *_operations(timeline), *_memory(timeline)],
     }
 
 

@@ -111,9 +111,8 @@ class HybridSuite(Suite):
         """Return the claim as a solution; a plan of [POFO] takes no less than by parts of items."""
         solution = certify_with_bound(problem, claim, method=tested.name)
         if reason := _fractional_contradiction(problem, solution):
-            raise transfer_contradiction_error(
-                f"{tested.name}: {reason}", problem, {tested.name: claim}
-            )
+            text = f"{tested.name}: {reason}"
+            raise transfer_contradiction_error(text, problem, {tested.name: claim})
         return solution
 
     def covers(self, other: Answer, one: Answer) -> bool:

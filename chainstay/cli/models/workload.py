@@ -187,9 +187,8 @@ def default_loss(output: object) -> torch.Tensor:
 
 def _loss_of_scores(scores: torch.Tensor) -> torch.Tensor:
     if scores.dim() in (2, 4) and scores.shape[1] > 1:
-        targets = torch.zeros(
-            (scores.shape[0], *scores.shape[2:]), dtype=torch.long, device=scores.device
-        )
+        shape = (scores.shape[0], *scores.shape[2:])
+        targets = torch.zeros(shape, dtype=torch.long, device=scores.device)
         return functional.cross_entropy(scores.float(), targets)
     return scores.float().square().mean()
 
@@ -231,9 +230,8 @@ def _tensor(
     chosen = _TYPES[kind] if kind else torch.int64 if embedding else dtype
     if chosen.is_floating_point:
         return torch.randn(shape, device=device, dtype=chosen)
-    return torch.randint(embedding.num_embeddings if embedding else 2, shape, device=device).to(
-        chosen
-    )
+    most = embedding.num_embeddings if embedding else 2
+    return torch.randint(most, shape, device=device).to(chosen)
 
 
 def _parse_input(text: str) -> tuple[tuple[int, ...], str]:

@@ -105,10 +105,7 @@ def _size(held: frozenset[object], seen: Observations) -> int:
 
 
 def _pieces(
-    observed: ObservedGraph,
-    crossings: Crossings,
-    part_of: Mapping[fx.Node, int],
-    towers: int,
+    observed: ObservedGraph, crossings: Crossings, part_of: Mapping[fx.Node, int], towers: int
 ) -> list[_JoinPart]:
     """The branches, and the tail if there are operators in it.
 
