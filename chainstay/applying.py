@@ -20,11 +20,7 @@ from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted, fitted_of
 from chainstay.fitting.front import require_model
 from chainstay.fitting.option_choices import choices_of, chosen_options
-from chainstay.fitting.planner import (
-    AnyPlanned,
-    GraphCall,
-    PlannerSettings,
-)
+from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.plans import Cut, Fingerprint, Plan, load_plan
@@ -38,6 +34,7 @@ from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
 from chainstay.runtime.execute.items import movable_chain
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.staged_join import parts_of, staged
@@ -55,15 +52,8 @@ from chainstay.runtime.stage.staged_graph import (
 )
 from chainstay.runtime.transfer import PlannedTransfers, engine_for, program_of
 
-__all__ = [
-    "apply_plan",
-    "moved_profile",
-    "plan_of",
-    "planned_as_plan",
-    "save_plan",
-]
-
 Module = TypeVar("Module", bound=nn.Module)
+_Planned = TypeVar("_Planned", bound=Planned)
 
 
 def save_plan(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -113,10 +103,7 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def planned_as_plan(
-    planned: AnyPlanned,
-    name: str,
-    granularity: Granularity,
-    fingerprint: Fingerprint,
+    planned: AnyPlanned, name: str, granularity: Granularity, fingerprint: Fingerprint
 ) -> Plan:
     """Return the plan file of a planned model.
 
@@ -255,7 +242,7 @@ class _AppliedPlan:
         blocks = repeated_blocks(call.call.model)
         profile = _profile_of(plan)
         if isinstance(profile, JoinProfile):
-            return self._of_join(call, profile, granularity, blocks)
+            return self._measured(self._of_join(call, profile, granularity, blocks))
         graph = cut_into_chain(call.observed, granularity, blocks)
         with measuring(call.device):
             loss = _any_loss(profile)
@@ -264,7 +251,11 @@ class _AppliedPlan:
             self._require_stages(call.call, call.device, own.chain.stages)
             options = restored_options([subject], chosen_options(plan, profile), is_checked=True)
         own = replace(own, chain=replace(own.chain, options=options))
-        planned = own.planned(plan.solution, profile, self._transfers(call.device))
+        return self._measured(own.planned(plan.solution, profile, self._transfers(call.device)))
+
+    def _measured(self, planned: _Planned) -> _Planned:
+        """Return `planned` with what was measured when the plan was made."""
+        plan = self.plan
         return replace(
             planned,
             overheads=plan.overheads,
@@ -289,8 +280,7 @@ class _AppliedPlan:
             self._require_stages(call.call, call.device, own.chain.stages)
             options = restored_options(parts, chosen_options(plan, profile), is_checked=True)
         own = replace(own, chain=replace(own.chain, options=options))
-        planned = planned_join(join, own, plan.solution, profile, overheads=plan.overheads)
-        return replace(planned, plain_time=plan.plain_time, plain_peak=plan.plain_peak)
+        return planned_join(join, own, plan.solution, profile)
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:  # noqa: ARG002  # as `PlanMaker`
         """Apply the plan to the blocks of a model; see `PlanMaker`.
@@ -302,14 +292,9 @@ class _AppliedPlan:
         self._require_model(call, device)
         self._require_stages(call, device, around.chain.chain_stages)
         chain = unmeasured_blocks(around, chosen_options(plan, plan.stages))
-        return PlannedBlocks(
-            schedule=BlockSchedule.from_schedule(around.chain, chain, plan.solution.schedule),
-            solution=plan.solution,
-            profile=plan.stages,
-            overheads=plan.overheads,
-            plain_time=plan.plain_time,
-            plain_peak=plan.plain_peak,
-        )
+        schedule = BlockSchedule.from_schedule(around.chain, chain, plan.solution.schedule)
+        planned = PlannedBlocks(schedule=schedule, solution=plan.solution, profile=plan.stages)
+        return self._measured(planned)
 
     def _require_model(self, call: Call, device: torch.device) -> None:
         """Refuse another model, call or machine."""

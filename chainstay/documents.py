@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeVar
 
 from chainstay.errors import ChainstayError
+
+_Value = TypeVar("_Value")
 
 _LARGEST_DOCUMENT: Final = 64 * 1024**2
 _MOST_VALUES: Final = 4_000_000
@@ -29,12 +31,7 @@ def dump(kind: str, version: int, body: Mapping[str, object]) -> str:
 
 
 def parse(
-    text: str,
-    kind: str,
-    version: int,
-    error: type[ChainstayError],
-    *,
-    oldest: int | None = None,
+    text: str, kind: str, version: int, error: type[ChainstayError], *, oldest: int | None = None
 ) -> Fields:
     """Read the fields of a document of one kind and version.
 
@@ -47,8 +44,7 @@ def parse(
     """
     value = _loaded(text, f"{kind} document", error)
     fields = Fields(_mapping(value, kind, error), kind, error)
-    if fields.string("chainstay") != kind:
-        found = fields.string("chainstay")
+    if (found := fields.string("chainstay")) != kind:
         raise error(f"{kind} document: field 'chainstay' is {found!r}, must be {kind!r}")
     oldest = version if oldest is None else oldest
     if not oldest <= (found_version := fields.integer("version")) <= version:
@@ -121,17 +117,11 @@ class Fields:
 
     def boolean(self, name: str) -> bool:
         """Return field `name`, true or false."""
-        value = self._value(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
-        return value
+        return self._typed(name, bool, "true or false")
 
     def integer(self, name: str) -> int:
         """Return field `name`, a whole number."""
-        value = self._value(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(name, value, "a whole number")
-        return value
+        return self._typed(name, int, "a whole number")
 
     def number(self, name: str) -> float:
         """Return field `name`, a finite number."""
@@ -148,10 +138,7 @@ class Fields:
 
     def string(self, name: str) -> str:
         """Return field `name`, a string."""
-        value = self._value(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, value, "a string")
-        return value
+        return self._typed(name, str, "a string")
 
     def choice(self, name: str, choices: Iterable[str]) -> str:
         """Return field `name`, one of `choices`."""
@@ -162,12 +149,11 @@ class Fields:
 
     def integers(self, name: str) -> tuple[int, ...]:
         """Return field `name`, a list of whole numbers."""
-        value = self._value(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, value, "a list of whole numbers")
+        expected = "a list of whole numbers"
+        value = self._typed(name, list, expected)
         for item in value:
             if isinstance(item, bool) or not isinstance(item, int):
-                raise self._wrong(name, item, "a list of whole numbers")
+                raise self._wrong(name, item, expected)
         return tuple(value)
 
     def rational(self, name: str) -> Fraction:
@@ -191,9 +177,7 @@ class Fields:
 
     def children(self, name: str) -> list[Fields]:
         """Return field `name`, a list of objects."""
-        value = self._value(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, value, "a list")
+        value = self._typed(name, list, "a list")
         paths = [f"{self.path}.{name}[{position}]" for position in range(len(value))]
         return [
             Fields(_mapping(item, path, self.error), path, self.error)
@@ -205,6 +189,13 @@ class Fields:
             other = "; chainstay did not write it" if name == "chainstay" else ""
             raise self.error(f"{self.path}: field {name!r} is missing{other}")
         return self.values[name]
+
+    def _typed(self, name: str, kind: type[_Value], expected: str) -> _Value:
+        """Return field `name`, of a type; true and false are no numbers."""
+        value = self._value(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self._wrong(name, value, expected)
+        return value
 
     def _wrong(self, name: str, value: object, expected: str) -> ChainstayError:
         return self.error(f"{self.path}: field {name!r} is {_excerpt(value)}, must be {expected}")

@@ -129,20 +129,17 @@ class Item(NamedTuple):
     @property
     def offload(self) -> Op:
         """The operation that sends the item to the host."""
-        is_saved = self.kind == "b"
-        return Op(OpKind.OFFLOAD_SAVED if is_saved else OpKind.OFFLOAD_ACTIVATION, self.number)
+        return Op(OpKind(f"O{self.kind}"), self.number)
 
     @property
     def prefetch(self) -> Op:
         """The operation that brings the item back."""
-        is_saved = self.kind == "b"
-        return Op(OpKind.PREFETCH_SAVED if is_saved else OpKind.PREFETCH_ACTIVATION, self.number)
+        return Op(OpKind(f"P{self.kind}"), self.number)
 
     @property
     def discard(self) -> Op:
         """The operation that drops the item."""
-        is_saved = self.kind == "b"
-        return Op(OpKind.DISCARD_SAVED if is_saved else OpKind.DISCARD_ACTIVATION, self.number)
+        return Op(OpKind(f"D{self.kind}"), self.number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from chainstay import documents
 from chainstay.errors import InvalidSolutionError
@@ -13,9 +13,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.timetable import Time
 from chainstay.units import format_bytes, format_time
-
-_KIND: Final = "solution"
-_VERSION: Final = 1
 
 
 class Family(StrEnum):
@@ -128,6 +125,7 @@ class Solution:
         solve_seconds: Wall time of the solver, in seconds.
         unrestricted_bound: Time in ns that no schedule at all within the budget goes below,
             whatever its family and the rules for discards.
+        document: Kind and version of its JSON documents.
 
     Raises:
         InvalidSolutionError: The peak exceeds the budget or a bound the makespan.
@@ -143,6 +141,7 @@ class Solution:
     solve_seconds: float
     discards: Discards = Discards.TABLE1
     unrestricted_bound: Time = 0
+    document: ClassVar[tuple[str, int]] = ("solution", 1)
 
     def __post_init__(self) -> None:
         if not 0 <= self.peak_bytes <= self.budget:
@@ -205,10 +204,13 @@ class Solution:
 
     def to_json(self) -> str:
         """Return the solution as a JSON document; `from_json` gives an equal solution back."""
-        body = self._to_fields(lambda time: time) | {"discards": self.discards}
-        return documents.dump(_KIND, _VERSION, body)
+        return documents.dump(*self.document, self._to_fields())
 
-    def _to_fields(self, written: Callable[[Time], object]) -> dict[str, object]:
+    def _to_fields(self) -> dict[str, object]:
+        """Return the fields of a document of this class."""
+        return self._common_fields(lambda time: time) | {"discards": self.discards}
+
+    def _common_fields(self, written: Callable[[Time], object]) -> dict[str, object]:
         """Return the fields that documents of all solutions have, with times as `written`."""
         return {
             "schedule": str(self.schedule),
@@ -229,13 +231,21 @@ class Solution:
         Raises:
             InvalidSolutionError: Malformed, of another kind or version, or contradictory.
             InvalidScheduleError: Its schedule does not parse.
+            InvalidProfileError: It has transfers, and its link is none.
         """
-        document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
+        document = documents.parse(text, *cls.document, InvalidSolutionError)
+        return cls(**cls._from_fields(document))
+
+    @classmethod
+    def _from_fields(cls, document: documents.Fields) -> dict[str, Any]:
+        """Return the attributes that a document of this class holds."""
         discards = Discards(document.choice("discards", Discards))
-        return cls(**cls._from_fields(document, document.integer), discards=discards)
+        return cls._common_attributes(document, document.integer) | {"discards": discards}
 
     @staticmethod
-    def _from_fields(document: documents.Fields, time: Callable[[str], Time]) -> dict[str, Any]:
+    def _common_attributes(
+        document: documents.Fields, time: Callable[[str], Time]
+    ) -> dict[str, Any]:
         """Return the attributes that all solutions have; `time` reads a field that is one."""
         return {
             "schedule": Schedule.parse(document.string("schedule")),

@@ -15,8 +15,6 @@ from typing import TypeAlias
 
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["Move", "Time", "Timetable", "Transfers", "computations", "exact"]
-
 Time: TypeAlias = int | Fraction
 """An exact time: never a float."""
 
@@ -90,12 +88,8 @@ def sorted_by_start(starts: tuple[Time, ...], transfers: Mapping[Op, Time]) -> t
     Among equals offloads come first, since they take no memory, unless they move what the
     computation makes; then computations, then prefetches.
     """
-    timed = [
-        (start, 1, position, op)
-        for position, (start, op) in enumerate(
-            zip(starts, computations(len(starts) // 2), strict=True)
-        )
-    ]
+    computed = zip(starts, computations(len(starts) // 2), strict=True)
+    timed = [(start, 1, position, op) for position, (start, op) in enumerate(computed)]
     for position, (op, start) in enumerate(transfers.items()):
         timed.append((start, 0 if op.kind is OpKind.OFFLOAD_ACTIVATION else 2, position, op))
     ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]

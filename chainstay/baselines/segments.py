@@ -50,12 +50,8 @@ def checkpoint_sequential(stages: int, segments: int) -> Schedule:
         )
     size = (stages - 1) // segments
     starts = [index * size for index in range(segments)]
-    return nest(
-        [
-            *(recomputed(start, stop) for start, stop in pairwise(starts)),
-            kept(starts[-1], stages),
-        ]
-    )
+    again = (recomputed(start, stop) for start, stop in pairwise(starts))
+    return nest([*again, kept(starts[-1], stages)])
 
 
 def square_root(stages: int) -> Schedule:

@@ -29,8 +29,6 @@ from chainstay.baselines.schedule_pieces import Piece, kept, nest, recomputed
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 
-__all__ = ["single_pass"]
-
 Array = NDArray[np.int64]
 
 _NEVER: Final = 2**60

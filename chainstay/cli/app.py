@@ -16,8 +16,6 @@ from chainstay.cli.exit_codes import ExitCode, exit_code_for
 from chainstay.cli.terminal import print_note, use_nearest_characters
 from chainstay.errors import CertificateError, ChainstayError
 
-__all__ = ["app"]
-
 _EPILOG: Final = """\b
 Exit codes:
   0    done
@@ -50,19 +48,16 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             print_note("Interrupted.")
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-        except CertificateError as error:
-            path = Path("chainstay-contradiction.json")
-            path.write_text(error.report, encoding="utf-8")
-            print_note(f"{type(error).__name__}: {error}\nThe file to report it with: {path}")
-            raise typer.Exit(ExitCode.FAILED) from None
-        except ChainstayError as error:
-            print_note(f"{type(error).__name__}: {error}")
+        except (ChainstayError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # nobody reads on, which click knows
+            note = f"{type(error).__name__}: {error}"
+            if isinstance(error, CertificateError):
+                path = Path("chainstay-contradiction.json")
+                path.write_text(error.report, encoding="utf-8")
+                note += f"\nThe file to report it with: {path}"
+            print_note(note)
             raise typer.Exit(exit_code_for(error)) from None
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # nobody reads on, which click knows
-                raise
-            print_note(f"{type(error).__name__}: {error}")
-            raise typer.Exit(ExitCode.MISUSED) from None
 
 
 app = typer.Typer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from chainstay.fitting.planner import AnyPlanned
 from chainstay.fitting.strategies.fastest import planned_graph
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
 from chainstay.schedule import Schedule
 from chainstay.solve.budgets import parse_budget
@@ -54,10 +53,10 @@ class BenchmarkRow:
 
 @dataclass(frozen=True, slots=True)
 class _RunnableStrategy:
-    """A strategy, and a context in which its workload trains by it."""
+    """A strategy, and a context in which the model trains by it."""
 
     row: BenchmarkRow
-    running: Callable[[], AbstractContextManager[Workload]]
+    running: Callable[[], AbstractContextManager[None]]
 
 
 def measure_strategies(
@@ -65,10 +64,12 @@ def measure_strategies(
 ) -> list[BenchmarkRow]:
     """Run plain training, `segments` ways of checkpointing, and plans; return what they took."""
     strategies = [_plain(costs), *_segmented(costs, segments), *_planned(costs, plans)]
-    return _measured(strategies, steps)
+    return _measured(costs.workload, strategies, steps)
 
 
-def _measured(strategies: Sequence[_RunnableStrategy], steps: int) -> list[BenchmarkRow]:
+def _measured(
+    workload: Workload, strategies: Sequence[_RunnableStrategy], steps: int
+) -> list[BenchmarkRow]:
     """Run all strategies in turn, round after round, so that other load slows all alike."""
     running = [strategy for strategy in strategies if not strategy.row.note]
     times: dict[str, list[int]] = {strategy.row.name: [] for strategy in running}
@@ -76,11 +77,11 @@ def _measured(strategies: Sequence[_RunnableStrategy], steps: int) -> list[Bench
     with progress_bar("measuring", len(running) * (steps + 1)) as step:
         for _ in range(steps):
             for strategy in running:
-                with strategy.running() as workload:
+                with strategy.running():
                     times[strategy.row.name] += measure_step_times(workload, 1, lambda: None)
                 step(strategy.row.name)
         for strategy in running:
-            with strategy.running() as workload:
+            with strategy.running():
                 peaks[strategy.row.name] = measure_peak(workload)
             step(strategy.row.name)
     return [
@@ -92,15 +93,15 @@ def _measured(strategies: Sequence[_RunnableStrategy], steps: int) -> list[Bench
 
 
 def _plain(costs: ModelCosts) -> _RunnableStrategy:
-    plain, workload = costs.plain, costs.workload
-    fits = fits_here(plain.peak_bytes, workload.target.device)
+    plain = costs.plain
+    fits = fits_here(plain.peak_bytes, costs.workload.target.device)
     row = BenchmarkRow(
         name="plain PyTorch",
         planned_peak=plain.peak_bytes,
         planned_ns=plain.makespan,
         note="" if fits else "does not fit here",
     )
-    return _RunnableStrategy(row, lambda: nullcontext(workload))
+    return _RunnableStrategy(row, nullcontext)
 
 
 def _segmented(costs: ModelCosts, most: int) -> Iterator[_RunnableStrategy]:
@@ -121,7 +122,7 @@ def _segmented(costs: ModelCosts, most: int) -> Iterator[_RunnableStrategy]:
         row = BenchmarkRow(
             name=f"torch checkpoint ({count})", planned_peak=peak, planned_ns=makespan
         )
-        yield _RunnableStrategy(row, partial(_by_plan, costs, _checkpointed(model, count)))
+        yield _RunnableStrategy(row, partial(model.running, _checkpointed(model, count)))
 
 
 def _spread(front: Sequence[tuple[int, int, int]], most: int) -> Sequence[tuple[int, int, int]]:
@@ -147,15 +148,11 @@ class _CheckpointSequential(Executor):
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """Run the stages and return the last state."""
-        stages = [partial(_run, stage, shared) for stage in self.chain.stages]
+        stages = [partial(stage, shared=shared) for stage in self.chain.stages]
         last: State = checkpoint.checkpoint_sequential(
             stages, self._segments, state, use_reentrant=False
         )
         return last
-
-
-def _run(stage: ChainStage, shared: Sequence[Any], state: State) -> State:
-    return stage(state, shared)
 
 
 def _planned(costs: ModelCosts, plans: Sequence[PlanOptions]) -> Iterator[_RunnableStrategy]:
@@ -169,7 +166,7 @@ def _planned(costs: ModelCosts, plans: Sequence[PlanOptions]) -> Iterator[_Runna
         except InfeasibleBudgetError as refusal:
             needs = short_bytes(refusal.required)
             refused = BenchmarkRow(name=name, budget=budget, note=f"needs {needs}")
-            yield _RunnableStrategy(refused, lambda: nullcontext(costs.workload))
+            yield _RunnableStrategy(refused, nullcontext)
             continue
         row = BenchmarkRow(
             name=name,
@@ -177,11 +174,4 @@ def _planned(costs: ModelCosts, plans: Sequence[PlanOptions]) -> Iterator[_Runna
             planned_peak=solution.peak_bytes,
             planned_ns=float(solution.makespan),
         )
-        yield _RunnableStrategy(row, partial(_by_plan, costs, model.planned(solution)))
-
-
-@contextmanager
-def _by_plan(costs: ModelCosts, planned: AnyPlanned) -> Iterator[Workload]:
-    assert costs.model is not None, "a data sheet is refused before"
-    with costs.model.running(planned):
-        yield costs.workload
+        yield _RunnableStrategy(row, partial(model.running, model.planned(solution)))

@@ -19,19 +19,7 @@ from chainstay.errors import (
 
 
 class ExitCode(IntEnum):
-    """The exit codes; ``chainstay --help`` lists them.
-
-    Attributes:
-        DONE: All went well.
-        FAILED: A check failed: methods contradict each other, a step is not what plain PyTorch
-            does, or memory exceeds the plan.
-        MISUSED: An option, a file or a name is wrong; nothing was done.
-        INFEASIBLE: Nothing fits in the budget; the text names the least one that would do.
-        UNSUPPORTED: The model cannot be built, cut into stages or run.
-        MISMATCHED: The plan is for another model, input or machine.
-        UNSOLVED: A solver is missing, or ran out of time with nothing to show.
-        INTERRUPTED: Ctrl-C; the code that shells report for it.
-    """
+    """The exit codes; what each means is in `chainstay.cli.app`, for ``chainstay --help``."""
 
     DONE = 0
     FAILED = 1
@@ -53,7 +41,7 @@ def likely_names(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
-def exit_code_for(error: ChainstayError) -> ExitCode:
+def exit_code_for(error: ChainstayError | OSError) -> ExitCode:
     """Return the exit code for `error`."""
     match error:
         case CertificateError():

@@ -25,7 +25,6 @@ from chainstay.fitting.measured import MeasuredModel
 from chainstay.fitting.planner import AnyPlanned
 from chainstay.fitting.strategies.fastest import STRATEGIES, Strategies
 from chainstay.fitting.strategies.memory_options import MemoryOptions
-from chainstay.plans import Plan
 from chainstay.profiles import Link
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.solution import Method, Solution
@@ -68,11 +67,14 @@ def plan_model(
     else:
         engine = memory.engine_for(chosen.solution, device)
         planned = costs.model.planned(chosen.solution, engine)
+    planned.close()  # the plan goes to a file
+    granularity = parse_granularity(model_options.granularity)
+    fingerprint = costs.model.fingerprint(planned)
     return PlanResult(
         title=_title(costs),
         strategies=strategies,
         chosen=chosen,
-        plan=_make_plan(costs.model, planned, model_options),
+        plan=planned_as_plan(planned, model_options.model, granularity, fingerprint),
         plain_time=plain.makespan,
         plain_bytes=plain.peak_bytes,
     )
@@ -111,13 +113,6 @@ def _solution(search: Strategies, name: str) -> Solution:
 def measured_method(options: SolveOptions) -> Method | str:
     """Return the solver of measured chains, for which ``"auto"`` has another meaning."""
     return "auto" if options.method == "auto" else chain_method(options)
-
-
-def _make_plan(model: MeasuredModel, planned: AnyPlanned, options: ModelOptions) -> Plan:
-    """Return a plan with all that is needed to apply it to the same model again."""
-    granularity = parse_granularity(options.granularity)
-    planned.close()
-    return planned_as_plan(planned, options.model, granularity, model.fingerprint(planned))
 
 
 def _title(costs: ModelCosts) -> str:

@@ -6,53 +6,20 @@ import functools
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import typer
 
 from chainstay.cli.exit_codes import CommandLineError
 from chainstay.schedule import Discards
 
-__all__ = [
-    "CutMethod",
-    "DataType",
-    "JsonOutput",
-    "ModelOptions",
-    "PlanOptions",
-    "SolveOptions",
-    "SolverName",
-    "flatten_options",
-]
-
-
-class CutMethod(StrEnum):
-    """Methods that cut a model into stages; see `chainstay.fit`."""
-
-    AUTO = "auto"
-    GRAPH = "graph"
-    BLOCKS = "blocks"
-    EXPORT = "export"
-
-
-class SolverName(StrEnum):
-    """Solvers by name."""
-
-    AUTO = "auto"
-    DP = "dp"
-    WEAK = "weak"
-    MIP = "mip"
-    CPSAT = "cpsat"
-
-
-class DataType(StrEnum):
-    """Data types of a model's parameters and inputs."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
+CutMethod = Literal["auto", "graph", "blocks", "export"]
+"""Methods that cut a model into stages; see `chainstay.fit`."""
+SolverName = Literal["auto", "dp", "weak", "mip", "cpsat"]
+"""Solvers by name."""
+DataType = Literal["float32", "bfloat16", "float16"]
+"""Data types of a model's parameters and inputs."""
 
 JsonOutput = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
@@ -93,13 +60,11 @@ class ModelOptions:
             "estimated and nothing is run. By default an accelerator if one is here, else the CPU.",
         ),
     ] = None
-    dtype: Annotated[DataType, typer.Option(help="Data type of parameters and inputs.")] = (
-        DataType.FLOAT32
-    )
+    dtype: Annotated[DataType, typer.Option(help="Data type of parameters and inputs.")] = "float32"
     by: Annotated[
         CutMethod,
         typer.Option(help="How the model is cut into stages; export is the old name of graph."),
-    ] = CutMethod.AUTO
+    ] = "auto"
     granularity: Annotated[
         str,
         typer.Option(
@@ -153,7 +118,7 @@ class SolveOptions:
     method: Annotated[
         SolverName,
         typer.Option(help="The solver; weak: dynamic program in which checkpoints may move."),
-    ] = SolverName.AUTO
+    ] = "auto"
     time_limit: Annotated[
         float,
         typer.Option(min=0.1, metavar="SECONDS", help="Time limit of --method mip and cpsat."),

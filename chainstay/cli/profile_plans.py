@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -21,7 +21,6 @@ from chainstay.files import read_document
 from chainstay.plans import Plan
 from chainstay.plans.parser import parse_profile
 from chainstay.profiles import AnyProfile, ChainProfile, HomogeneousJoin, Link, OffloadProfile
-from chainstay.solution import Solution
 from chainstay.solve import budget_bytes, solve_chain, solve_join
 from chainstay.solve.budgets import plain_peak
 from chainstay.solve.hybrid import solve_hybrid
@@ -72,7 +71,8 @@ def plan_profile(
             others = _chain_strategies(profile, budget, options, link)
         case OffloadProfile():
             size = f"{len(profile)} stages to be offloaded"
-            others = iter([_offloading(profile, budget, options, link)])
+            whole = profile
+            others = iter([_offloading(lambda: whole, budget, options, link)])
         case _:
             if options.solving.offload:
                 raise CommandLineError(
@@ -106,19 +106,14 @@ def _chain_strategies(
     yield solve_strategy("recompute", lambda: solve_chain(profile, budget, method))
     if options.solving.offload:
         known = require_link(link, options.solving)
-        yield _offloading(profile, budget, options, link)
+        yield _offloading(lambda: OffloadProfile.from_chain(profile), budget, options, link)
         yield solve_strategy("both", lambda: solve_hybrid(profile, budget, link=known))
 
 
 def _offloading(
-    profile: OffloadProfile | ChainProfile, budget: int, options: PlanOptions, link: Link | None
+    movable: Callable[[], OffloadProfile], budget: int, options: PlanOptions, link: Link | None
 ) -> Strategy:
     known, method = require_link(link, options.solving), transfer_method(options.solving)
-
-    def solve() -> Solution:
-        movable = profile
-        if isinstance(movable, ChainProfile):
-            movable = OffloadProfile.from_chain(movable)
-        return solve_offload(movable, budget, link=known, method=method)
-
-    return solve_strategy("offload", solve)
+    return solve_strategy(
+        "offload", lambda: solve_offload(movable(), budget, link=known, method=method)
+    )

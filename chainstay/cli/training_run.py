@@ -8,12 +8,7 @@ from chainstay.applying import apply_plan
 from chainstay.baselines.join import keep_all_join
 from chainstay.cli.models.workload import Workload
 from chainstay.cli.terminal import progress_bar, spinner
-from chainstay.cli.training_steps import (
-    TrainingRecord,
-    fits_here,
-    measure_peak,
-    measure_step_times,
-)
+from chainstay.cli.training_steps import TrainingRecord, fits_here, measure_peak, measure_step_times
 from chainstay.fitting import unfit
 from chainstay.plans import Plan
 from chainstay.profiles import JoinProfile
@@ -49,11 +44,6 @@ class RunResult:
     differences: tuple[str, ...] | None = None
     is_plain_steady: bool = True
     reason_not_compared: str = ""
-
-    @property
-    def stages(self) -> int:
-        """Number of stages of the model."""
-        return len(self.plan.chain or self.plan.profile)
 
     @property
     def is_within_budget(self) -> bool:

@@ -11,13 +11,13 @@ from typing import Final
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from chainstay.cli.models.workload import SEED, Workload
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import trace_memory
 from chainstay.runtime.execute.environment import random_states
-from chainstay.runtime.stage.states import is_equal
+from chainstay.runtime.measures.kept_gradients import zeroed_gradients
+from chainstay.runtime.stage.states import is_equal, tensors_in
 
 _RATE: Final = 1e-3
 _SPARE: Final = 0.8
@@ -47,13 +47,14 @@ class TrainingRecord:
         model = workload.model
         with _put_back(model):
             torch.manual_seed(SEED)
+            optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
             losses = []
             for _ in range(steps):
-                model.zero_grad(set_to_none=True)
+                optimizer.zero_grad()
                 loss = workload.step()
                 loss.backward()
                 losses.append(loss.detach().clone())
-                _descend(model)
+                optimizer.step()
                 after()
             return cls(tuple(losses), dict(_state(model, workload.target.device)))
 
@@ -76,7 +77,7 @@ def measure_peak(workload: Workload) -> int:
         output = workload.model(*workload.args, **workload.kwargs)  # held, as in training loops
         workload.loss_of(output).backward()
 
-    with zeroed_gradients(workload.model):
+    with _put_back(workload.model):
         step()
         trace = trace_memory(step, workload.target.device)
     return trace.peak_bytes + input_bytes(workload)
@@ -84,8 +85,8 @@ def measure_peak(workload: Workload) -> int:
 
 def input_bytes(workload: Workload) -> int:
     """Return the bytes of all tensors that the model is called with."""
-    leaves = tree_leaves((workload.args, dict(workload.kwargs)))
-    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    given = tensors_in((workload.args, dict(workload.kwargs)))
+    tensors = {id(tensor): tensor for tensor in given}
     device = workload.target.device
     return sum(tensor.nbytes for tensor in tensors.values() if tensor.device == device)
 
@@ -96,7 +97,7 @@ def measure_step_times(
     """Return the times of steps in ns, after one that warms up."""
     device = device_at(workload.target.device)
     times = []
-    with zeroed_gradients(workload.model):
+    with _put_back(workload.model):
         for index in range(repeats + 1):
             start = time.perf_counter_ns()
             workload.step().backward()
@@ -105,15 +106,6 @@ def measure_step_times(
                 times.append(time.perf_counter_ns() - start)
             after()
     return times
-
-
-@contextmanager
-def zeroed_gradients(model: nn.Module) -> Iterator[None]:
-    """Give parameters zero gradients, which no budget covers; restore the state afterwards."""
-    with _put_back(model):
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        yield
 
 
 def fits_here(size: int, device: torch.device) -> bool:
@@ -131,25 +123,17 @@ def fits_here(size: int, device: torch.device) -> bool:
 
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[None]:
-    """Restore parameters, buffers and gradients afterwards."""
-    named = (*model.named_parameters(), *model.named_buffers())
-    values = [(tensor, tensor.detach().clone()) for _, tensor in named]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    """Give parameters zero gradients, which no budget covers; restore the state afterwards."""
+    tensors = (*model.parameters(), *model.buffers())
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        yield
+        with zeroed_gradients(trained):
+            yield
     finally:
         with torch.no_grad():
             for tensor, value in values:
                 tensor.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
-def _descend(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.sub_(parameter.grad, alpha=_RATE)
 
 
 def _state(model: nn.Module, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:

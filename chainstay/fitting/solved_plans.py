@@ -19,7 +19,7 @@ from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
 from chainstay.fitting.proportion import plan_in_proportion
 from chainstay.fitting.strategies.fastest import (
     Strategies,
-    fastest_plan,
+    plan_of,
     planned_blocks,
     solve_blocks,
 )
@@ -95,7 +95,8 @@ class SolvedPlans:
         def solved(limit: int) -> PlannedGraph | PlannedJoin:
             method, memory = settings.method, settings.memory
             strategies = Strategies(known.costs, limit, method, memory, known.attempt)
-            return fastest_plan(known.staged, strategies)
+            strategies.try_all()
+            return plan_of(known.staged, strategies)
 
         def rehearsed(planned: PlannedGraph | PlannedJoin, limit: int) -> Rehearsal:
             with measuring(call.device):

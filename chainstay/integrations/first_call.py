@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
@@ -43,17 +43,7 @@ def fit_at_first_call(model: nn.Module, settings: FitSettings) -> None:
             f"this {type(model).__name__} is fitted already; call chainstay.unfit(model) first, or "
             "leave the fitting to the training loop"
         )
-    fit(
-        model,
-        budget=settings.budget,
-        loss=settings.loss,
-        method=settings.method,
-        stage_options=settings.stage_options,
-        on_new_shape=settings.on_new_shape,
-        bit_for_bit=settings.bit_for_bit,
-        reserve=settings.reserve,
-        repeats=settings.repeats,
-    )
+    fit(model, **{field.name: getattr(settings, field.name) for field in fields(settings)})
 
 
 def unfit_if_fitted(model: nn.Module) -> None:

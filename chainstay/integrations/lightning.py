@@ -24,19 +24,11 @@ class FitCallback(Callback):  # type: ignore[misc]  # the library's own types ar
         self.part = part
         self.settings = settings
 
-    def on_fit_start(
-        self,
-        trainer: Trainer,  # noqa: ARG002  # as Trainer calls it
-        pl_module: LightningModule,
-    ) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002  # as Trainer calls it
         """Let the part wait for its first batch."""
         fit_at_first_call(pl_module.get_submodule(self.part), self.settings)
 
-    def on_fit_end(
-        self,
-        trainer: Trainer,  # noqa: ARG002  # as Trainer calls it
-        pl_module: LightningModule,
-    ) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002  # as Trainer calls it
         """The part is plain again."""
         unfit_if_fitted(pl_module.get_submodule(self.part))
 

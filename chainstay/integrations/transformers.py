@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from chainstay.integrations.first_call import FitSettings, fit_at_first_call, unfit_if_fitted
 
@@ -26,26 +24,10 @@ class FitCallback(TrainerCallback):  # type: ignore[misc]  # the library's own t
     def __init__(self, settings: FitSettings) -> None:
         self.settings = settings
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,  # noqa: ARG002  # as Trainer calls it
-        state: TrainerState,  # noqa: ARG002  # likewise
-        control: TrainerControl,  # noqa: ARG002  # likewise
-        *,
-        model: nn.Module,
-        **others: Any,  # noqa: ARG002  # likewise
-    ) -> None:
+    def on_train_begin(self, *_: object, model: nn.Module, **__: object) -> None:
         """Let the model wait for its first batch."""
         fit_at_first_call(model, self.settings)
 
-    def on_train_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002  # as Trainer calls it
-        state: TrainerState,  # noqa: ARG002  # likewise
-        control: TrainerControl,  # noqa: ARG002  # likewise
-        *,
-        model: nn.Module,
-        **others: Any,  # noqa: ARG002  # likewise
-    ) -> None:
+    def on_train_end(self, *_: object, model: nn.Module, **__: object) -> None:
         """The model is plain again, so that it can be saved and copied as ever."""
         unfit_if_fitted(model)

@@ -45,6 +45,7 @@ from chainstay.runtime.measures.measured import Measurement
 from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
 from chainstay.solve import AutoChain, budget_bytes, resolve_method, solve_chain
+from chainstay.solve.budgets import plain_peak
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
@@ -356,8 +357,7 @@ class _ChainPlanner:
         step = "forward" if op.kind.is_forward else "backward"
         operator = cost.forward_operator if op.kind.is_forward else cost.backward_operator
         at = f" at {operator}" if operator else ""
-        schedule = Schedule.keep_all(len(measured.profile))
-        plain = simulate(measured.profile_for(schedule), schedule).peak_bytes
+        plain = plain_peak(measured.profile_for(Schedule.keep_all(len(measured.profile))))
         return (
             f"That is {smallest.peak_bytes / max(plain, 1):.0%} of plain training; the {step} of "
             f"stage {op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself "

@@ -20,7 +20,7 @@ question of a large join takes seconds, no other is asked after some.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final
@@ -54,9 +54,7 @@ _TOO_LARGE: Final = 2**47
 """More bytes than any machine has; half of what a profile may have."""
 
 
-def solve_measured_join(
-    measured: MeasuredJoin, budget: int | str, method: DP | None = None
-) -> Solution:
+def solve_measured_join(measured: MeasuredJoin, budget: int | str) -> Solution:
     """Return the fastest schedule found of a measured join whose own peak is within the budget.
 
     Plain training, if that fits.
@@ -65,7 +63,6 @@ def solve_measured_join(
         measured: What the join costs, see `chainstay.runtime.joins.measured_join`.
         budget: Bytes as for `chainstay.solve_join`; a percentage is of what plain training
             needs.
-        method: Settings of the dynamic program.
 
     Returns:
         The schedule, which the runtime can run; `peak_bytes` is its own, and `lower_bound` that
@@ -84,9 +81,7 @@ def solve_measured_join(
     start = time.perf_counter()
     plain = keep_all_join(measured.account.by_kind())
     plain_peak = peak_of_join(measured, plain)
-    search = _JoinSearch(
-        measured, parse_budget(budget, lambda: plain_peak), method or DP(), plain, plain_peak
-    )
+    search = _JoinSearch(measured, parse_budget(budget, lambda: plain_peak), plain, plain_peak)
     if search.offer(plain) < 0:
         search.run()
     return replace(search.solution(), solve_seconds=time.perf_counter() - start)
@@ -107,7 +102,6 @@ class _JoinSearch:
     Attributes:
         measured: The join.
         budget: The real one, in bytes.
-        method: The method of solving.
         latest: The schedule that was offered last, as it runs; at first plain training.
         least: The smallest peak of plain training and of schedules that depend on no times.
         bound: Time in ns that no canonical schedule within the budget goes below; 0 if none fits.
@@ -119,7 +113,6 @@ class _JoinSearch:
 
     measured: MeasuredJoin
     budget: int
-    method: DP
     latest: Schedule
     least: int
     bound: int | None = None
@@ -172,7 +165,7 @@ class _JoinSearch:
         low, high = 0, 2 * nominal
         for _ in range(_ROUNDS):
             try:
-                found = solve_join(profile, nominal, self.method, keep=self.measured.account.keep)
+                found = solve_join(profile, nominal, keep=self.measured.account.keep)
             except InfeasibleBudgetError:
                 bound, left = 0, high - nominal
             else:
@@ -233,7 +226,7 @@ class _JoinSearch:
             unrestricted_bound=least,
             family=Family.CANONICAL_PERSISTENT if is_known else Family.ALL,
             discards=Discards.TAPE,
-            method=str(self.method),
+            method=str(DP()),
             solve_seconds=0.0,
         )
 
@@ -265,12 +258,9 @@ def can_run(stages: StagedJoin, schedule: Schedule) -> bool:
     except InvalidScheduleError:
         return False
     rank = {stage: index for index, stage in enumerate(plan.backward)}
-    return plan.is_plain_order or (can_change_order() and _sums_stay(stages, rank.__getitem__))
-
-
-def _sums_stay(stages: StagedJoin, rank: Callable[[int], int]) -> bool:
-    """Return whether gradients of three or more users are summed as in plain training."""
-    return all(same_sum(list(uses), sorted(uses, key=rank)) for uses in stages.sums)
+    # Gradients of three or more users are to be summed as in plain training.
+    sums = (same_sum(list(uses), sorted(uses, key=rank.__getitem__)) for uses in stages.sums)
+    return plan.is_plain_order or (can_change_order() and all(sums))
 
 
 def _branch_by_branch(schedule: Schedule) -> Schedule:

@@ -19,8 +19,6 @@ from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.replay import replay
 from chainstay.validation.simulate import Replay
 
-__all__ = ["KIND", "VERSION", "Cut", "Plan"]
-
 KIND: Final = "plan"
 VERSION: Final = 2
 

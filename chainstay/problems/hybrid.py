@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from chainstay import documents
 from chainstay.errors import InvalidProfileError, InvalidSolutionError
@@ -16,9 +16,6 @@ from chainstay.schedule import Discards
 from chainstay.solution import Solution
 from chainstay.timetable import Time, Transfers, exact
 from chainstay.units import format_time
-
-_KIND: Final = "hybrid-solution"
-_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +147,7 @@ class HybridSolution(OffloadSolution):
     fractional_makespan: Time | None = None
     fractional_bound: Time = 0
     alternatives: tuple[tuple[str, Time | None], ...] = ()
+    document: ClassVar[tuple[str, int]] = ("hybrid-solution", 1)
 
     def describe(self) -> str:
         """Return one sentence for people: `Solution.describe`, what moves and what runs again."""
@@ -165,11 +163,10 @@ class HybridSolution(OffloadSolution):
             )
         return text
 
-    def to_json(self) -> str:
-        """Return the solution as a JSON document; `from_json` gives an equal solution back."""
-        value = self.fractional_makespan
-        body = {
-            "solution": OffloadSolution.to_json(self),
+    def _to_fields(self) -> dict[str, object]:
+        value, offloading = self.fractional_makespan, super(HybridSolution, self)._to_fields()
+        return {
+            "solution": documents.dump(*OffloadSolution.document, offloading),
             "discards": self.discards,
             "fractional_makespan": "" if value is None else str(value),
             "fractional_bound": str(self.fractional_bound),
@@ -178,29 +175,20 @@ class HybridSolution(OffloadSolution):
                 for name, time in self.alternatives
             ],
         }
-        return documents.dump(_KIND, _VERSION, body)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read the document that `to_json` writes. Nothing in it is believed: replay it before use.
-
-        Raises:
-            InvalidSolutionError: Malformed, of another kind or version, or contradictory.
-            InvalidScheduleError: Its schedule does not parse.
-            InvalidProfileError: Its link is none.
-        """
-        document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
-        solution = super(HybridSolution, cls).from_json(document.string("solution"))
-        return replace(
-            solution,
-            discards=Discards(document.choice("discards", Discards)),
-            fractional_makespan=_time(document, "fractional_makespan"),
-            fractional_bound=exact(document.rational("fractional_bound")),
-            alternatives=tuple(
+    def _from_fields(cls, document: documents.Fields) -> dict[str, Any]:
+        text = document.string("solution")
+        offloading = documents.parse(text, *OffloadSolution.document, InvalidSolutionError)
+        return super(HybridSolution, cls)._from_fields(offloading) | {
+            "discards": Discards(document.choice("discards", Discards)),
+            "fractional_makespan": _time(document, "fractional_makespan"),
+            "fractional_bound": exact(document.rational("fractional_bound")),
+            "alternatives": tuple(
                 (strategy.string("name"), _time(strategy, "makespan"))
                 for strategy in document.children("alternatives")
             ),
-        )
+        }
 
 
 def _time(fields: documents.Fields, name: str) -> Time | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from chainstay import documents
 from chainstay.errors import (
@@ -21,9 +21,6 @@ from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.timetable import Move, Time, Timetable, Transfers, exact
-
-_KIND: Final = "offload-solution"
-_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +161,15 @@ class OffloadSolution(Solution):
     transfers: Transfers
     timetable: Timetable
     host_bytes: int = 0
+    document: ClassVar[tuple[str, int]] = ("offload-solution", 2)
 
     def describe(self) -> str:
         """Return one sentence for people: `Solution.describe`, and what moves."""
         moved = sum(op.kind is OpKind.OFFLOAD_ACTIVATION for op in self.schedule)
         return f"{Solution.describe(self)}; {moved} activations move, {self.transfers} transfers"
 
-    def to_json(self) -> str:
-        """Return the solution as a JSON document; `from_json` gives an equal solution back."""
-        body = self._to_fields(str) | {
+    def _to_fields(self) -> dict[str, object]:
+        return self._common_fields(str) | {
             "link": self.link.to_json(),
             "transfers": self.transfers,
             "host_bytes": self.host_bytes,
@@ -182,28 +179,19 @@ class OffloadSolution(Solution):
                 for move in self.timetable.moves
             ],
         }
-        return documents.dump(_KIND, _VERSION, body)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read the document that `to_json` writes. Nothing in it is believed: replay it before use.
-
-        Raises:
-            InvalidSolutionError: Malformed, of another kind or version, or contradictory.
-            InvalidScheduleError: Its schedule does not parse.
-            InvalidProfileError: Its link is none.
-        """
-        document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
-        return cls(
-            **cls._from_fields(document, lambda name: exact(document.rational(name))),
-            link=Link.from_json(document.string("link")),
-            transfers=Transfers(document.choice("transfers", Transfers)),
-            host_bytes=_host_bytes(document),
-            timetable=Timetable(
+    def _from_fields(cls, document: documents.Fields) -> dict[str, Any]:
+        common = cls._common_attributes(document, lambda name: exact(document.rational(name)))
+        return common | {
+            "link": Link.from_json(document.string("link")),
+            "transfers": Transfers(document.choice("transfers", Transfers)),
+            "host_bytes": _host_bytes(document),
+            "timetable": Timetable(
                 tuple(exact(start.rational("at")) for start in document.children("starts")),
                 tuple(_move(move) for move in document.children("moves")),
             ),
-        )
+        }
 
 
 def _host_bytes(document: documents.Fields) -> int:

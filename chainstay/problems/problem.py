@@ -64,11 +64,7 @@ class Problem:
 
     def to_fields(self) -> dict[str, object]:
         """Return the problem as JSON fields, for a counter-example."""
-        return {
-            "problem": self.kind,
-            "budget": self.budget,
-            "profile": self.profile.to_json(),
-        }
+        return {"problem": self.kind, "budget": self.budget, "profile": self.profile.to_json()}
 
     def simpler(self) -> Iterator[Self]:
         """Yield problems a little simpler than this one, roughly the simplest first."""

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 
 from chainstay.profiles import AnyProfile
 from chainstay.report.descriptions import describe_activity
+from chainstay.report.gantt_bars import style_of
 from chainstay.report.memory_profile import CATEGORIES
-from chainstay.report.timeline import Activity, Timeline, timeline_with_times
-from chainstay.schedule import OpKind
+from chainstay.report.timeline import Timeline, timeline_with_times
 from chainstay.solution import Solution
 from chainstay.timetable import Time
 
@@ -23,6 +23,8 @@ _Event: TypeAlias = dict[str, Any]
 _PROCESS: Final = 0
 _NANOSECONDS: Final = 1000
 """Number of ns in a µs."""
+_CATEGORIES: Final = {"again": "recompute", "out": "gpu_memcpy", "back": "gpu_memcpy"}
+"""Categories of events, by the style of their bars, where they have other names."""
 
 
 def trace(
@@ -59,11 +61,7 @@ def trace(
         "deviceProperties": [],
         "displayTimeUnit": "ms",
         "traceName": "chainstay plan",
-        "traceEvents": [
-            *_names(timeline),
-            *_operations(timeline),
-            *_memory(timeline),
-        ],
+        "traceEvents": [*_names(timeline), *_operations(timeline), *_memory(timeline)],
     }
 
 
@@ -80,10 +78,10 @@ def _metadata(name: str, thread: int, /, **args: str | int) -> _Event:
 
 def _operations(timeline: Timeline) -> Iterator[_Event]:
     for activity in timeline.activities:
-        op = activity.op
+        op, style = activity.op, style_of(activity)
         yield {
             "ph": "X",
-            "cat": _category(activity),
+            "cat": _CATEGORIES.get(style, style),
             "name": str(op),
             "pid": _PROCESS,
             "tid": activity.lane + 1,
@@ -95,14 +93,6 @@ def _operations(timeline: Timeline) -> Iterator[_Event]:
                 "does": describe_activity(activity, timeline),
             },
         }
-
-
-def _category(activity: Activity) -> str:
-    if activity.op.kind.is_transfer:
-        return "gpu_memcpy"
-    if activity.op.kind.is_forward:
-        return "recompute" if activity.is_again else "forward"
-    return "turn" if activity.op.kind is OpKind.TURN else "backward"
 
 
 def _memory(timeline: Timeline) -> Iterator[_Event]:

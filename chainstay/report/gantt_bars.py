@@ -95,12 +95,13 @@ def _bar(group: Sequence[Activity], timeline: Timeline) -> Bar:
 def _main_style(group: Iterable[Activity]) -> str:
     times: dict[str, Time] = {}
     for activity in group:
-        style = _style(activity)
+        style = style_of(activity)
         times[style] = times.get(style, 0) + activity.end - activity.start
     return max(times, key=lambda style: times[style])
 
 
-def _style(activity: Activity) -> str:
+def style_of(activity: Activity) -> str:
+    """Return the style of an operation's bar, a key of `BAR_STYLES`."""
     kind = activity.op.kind
     if kind.is_forward:
         return "again" if activity.is_again else "forward"

@@ -7,14 +7,13 @@ what the simulator counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from chainstay.problems import HybridProblem, OffloadProblem
 from chainstay.schedule import OpKind, Schedule
 from chainstay.timetable import Time, Timetable, Transfers
-from chainstay.validation.event_machine import EventMachine
 from chainstay.validation.hybrid.simulate import HybridMachine
 from chainstay.validation.offload.simulate import OffloadMachine
 from chainstay.validation.offload.simulate_timetable import memory_over_time
@@ -97,24 +96,15 @@ def slot_levels(replay: Replay) -> tuple[MemoryLevel, ...]:
     return tuple(levels)
 
 
-_Machine = TypeVar("_Machine", bound=EventMachine)
-
-
-class _Recorder(Generic[_Machine]):
-    """Records the memory in use in a machine of the simulators, where it has changed."""
-
-    def __init__(self, level_of: Callable[[_Machine], MemoryLevel]) -> None:
-        self._level_of = level_of
-        self.levels: list[MemoryLevel] = []
-
-    def __call__(self, machine: _Machine) -> None:
-        """Record the memory in use now."""
-        level = self._level_of(machine)
-        last = self.levels[-1] if self.levels else level
-        if last.time != level.time and last[1:] != level[1:]:
-            self.levels.append(last._replace(time=level.time))
-        if not self.levels or last != level:
-            self.levels.append(level)
+def _steps(levels: Iterable[MemoryLevel]) -> Iterator[MemoryLevel]:
+    """Yield levels seen one after another as steps: where they change, the old and the new one."""
+    last: MemoryLevel | None = None
+    for level in levels:
+        if last is not None and last.time != level.time and last[1:] != level[1:]:
+            yield last._replace(time=level.time)
+        if last != level:
+            yield level
+        last = level
 
 
 def offload_levels(
@@ -131,9 +121,11 @@ def offload_levels(
             MemoryLevel(use.time, use.activation, 0, use.gradient, use.overhead)
             for use in memory_over_time(profile, timetable, link)
         )
-    recorder = _Recorder(_offload_level)
-    OffloadMachine(profile, problem.budget, link, watch=recorder).run(schedule)
-    return tuple(recorder.levels)
+    seen: list[MemoryLevel] = []
+    OffloadMachine(
+        profile, problem.budget, link, watch=lambda machine: seen.append(_offload_level(machine))
+    ).run(schedule)
+    return tuple(_steps(seen))
 
 
 def _offload_level(machine: OffloadMachine) -> MemoryLevel:
@@ -156,9 +148,11 @@ def hybrid_levels(problem: HybridProblem, schedule: Schedule) -> tuple[MemoryLev
     Raises:
         InvalidScheduleError: As `simulate_hybrid`.
     """
-    recorder = _Recorder(_hybrid_level)
-    HybridMachine(problem.profile, problem.budget, problem.link, watch=recorder).run(schedule)
-    return tuple(recorder.levels)
+    profile, budget, seen = problem.profile, problem.budget, list[MemoryLevel]()
+    HybridMachine(
+        profile, budget, problem.link, watch=lambda machine: seen.append(_hybrid_level(machine))
+    ).run(schedule)
+    return tuple(_steps(seen))
 
 
 def _hybrid_level(machine: HybridMachine) -> MemoryLevel:

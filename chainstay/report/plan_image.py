@@ -102,9 +102,8 @@ def _draw_schedule(axes: Axes, bars: Sequence[Bar], lanes: Sequence[Lane], time:
         corners.append([(left, low), (right, low), (right, high), (left, high)])
     edges = "white" if len(bars) <= _OUTLINED else "none"
     colours = [STYLE_COLOURS[bar.style] for bar in bars]
-    axes.add_collection(
-        PolyCollection(corners, facecolors=colours, edgecolors=edges, linewidths=0.6)
-    )
+    drawn = PolyCollection(corners, facecolors=colours, edgecolors=edges, linewidths=0.6)
+    axes.add_collection(drawn)
     spans = lane_spans(lanes)
     axes.set_yticks([(low + high) / 2 for low, high in spans], [lane.name for lane in lanes])
     axes.tick_params(axis="y", length=0)

@@ -117,7 +117,14 @@ def build_timeline(
     """
     problem = problem_of(solution, profile, keep=keep, error=InvalidSolutionError)
     replayed = replay(problem, solution, overheads=overheads)
-    _require(solution, replayed.makespan, replayed.peak_bytes)
+    makespan, peak_bytes = replayed.makespan, replayed.peak_bytes
+    # The peak may be above the simulated one: a runtime makes some tensors twice.
+    if makespan != solution.makespan or peak_bytes > solution.peak_bytes:
+        raise InvalidSolutionError(
+            f"the solution says {solution.makespan} ns and {solution.peak_bytes} bytes, its replay "
+            f"on this profile gives {makespan} ns and {peak_bytes} bytes; pass the profile that "
+            "was solved, of a join its keep=, and of a measured chain its overheads="
+        )
     lanes: tuple[Lane, ...]
     if isinstance(replayed, TransferReplay):
         if isinstance(problem, HybridProblem) and problem.transfers is not Transfers.INTEGRAL:
@@ -133,8 +140,8 @@ def build_timeline(
         lanes=lanes,
         activities=tuple(_activities(timed, lanes)),
         levels=levels,
-        makespan=replayed.makespan,
-        peak_bytes=replayed.peak_bytes,
+        makespan=makespan,
+        peak_bytes=peak_bytes,
     )
 
 
@@ -158,17 +165,6 @@ def timeline_with_times(
             "times; solve with transfers='integral'"
         )
     return timeline
-
-
-def _require(solution: Solution, makespan: Time, peak_bytes: int) -> None:
-    # The peak may be above the simulated one: a runtime makes some tensors twice.
-    if makespan == solution.makespan and peak_bytes <= solution.peak_bytes:
-        return
-    raise InvalidSolutionError(
-        f"the solution says {solution.makespan} ns and {solution.peak_bytes} bytes, its replay on "
-        f"this profile gives {makespan} ns and {peak_bytes} bytes; pass the profile that was "
-        "solved, of a join its keep=, and of a measured chain its overheads="
-    )
 
 
 def _lanes(profile: AnyProfile) -> Iterator[Lane]:

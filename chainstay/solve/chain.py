@@ -155,11 +155,9 @@ class AutoChain:
         """Return the claim of the first exact solver that has one."""
         if len(profile) > self.exact_stages:
             return None
-        rules, limit = self.discards, self.time_limit_s
-        for method in (
-            CPSAT(discards=rules, time_limit_s=limit),
-            MIP(discards=rules, time_limit_s=limit),
-        ):
+        solvers: tuple[type[CPSAT | MIP], ...] = (CPSAT, MIP)
+        for solver in solvers:
+            method = solver(discards=self.discards, time_limit_s=self.time_limit_s)
             try:
                 return _cross_checked_claim(method, profile, budget, known, hint)
             except (BackendError, InvalidProfileError, SolverLimitError) as reason:

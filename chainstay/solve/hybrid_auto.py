@@ -48,17 +48,14 @@ class AutoHybrid:
         """Return the best claim of the strategies, with the makespans of all of them."""
         if problem.transfers is Transfers.FRACTIONAL:
             return self.combined(problem)
-        schedules: dict[str, Schedule | None] = {
-            "keep all": Schedule.keep_all(len(problem.profile)),
-            "recompute": recompute_only_schedule(problem),
-            "offload": _offloading(problem),
+        keep_all = _claimed(problem, Schedule.keep_all(len(problem.profile)))
+        combined = self._combined(problem, keep_all)
+        claims = {
+            "keep all": keep_all,
+            "recompute": _claimed(problem, recompute_only_schedule(problem)),
+            "offload": _claimed(problem, _offloading(problem)),
+            "combined": combined,
         }
-        claims: dict[str, HybridClaim | None] = {}
-        for name, schedule in schedules.items():
-            timed = None if schedule is None else _timed(problem, schedule)
-            claims[name] = None if timed is None else unproved_claim(timed, problem)
-        claims["combined"] = self._combined(problem, claims["keep all"])
-        combined = claims["combined"]
         best = self._improved(problem, list(filter(None, claims.values())))
         return replace(
             best,
@@ -74,18 +71,17 @@ class AutoHybrid:
         best = min(found, key=lambda claim: claim.makespan, default=None)
         least, stages = problem.profile.least_time, len(problem.profile)
         is_fast = best is not None and best.makespan == least
-        if stages > self.exact_stages or not problem.profile.is_plain or is_fast:
-            if best is None:
-                raise nothing_found_error(problem)
-            return best
-        exact = IntegerProgramHybrid(CPSAT(time_limit_s=self.time_limit_s))
-        try:
-            return exact.improve(problem, best)
-        except (BackendError, SolverLimitError) as reason:
-            _log.info("without %s: %s", exact, reason)
-            if best is None:
-                raise nothing_found_error(problem) from reason
-            return best
+        obstacle: ChainstayError | None = None
+        if stages <= self.exact_stages and problem.profile.is_plain and not is_fast:
+            exact = IntegerProgramHybrid(CPSAT(time_limit_s=self.time_limit_s))
+            try:
+                return exact.improve(problem, best)
+            except (BackendError, SolverLimitError) as reason:
+                _log.info("without %s: %s", exact, reason)
+                obstacle = reason
+        if best is None:
+            raise nothing_found_error(problem) from obstacle
+        return best
 
     def _combined(self, problem: HybridProblem, keep_all: HybridClaim | None) -> HybridClaim | None:
         """Return the claim of recomputing and offloading together, unless nothing can be gained."""
@@ -99,14 +95,16 @@ class AutoHybrid:
             return None
 
 
-def _timed(problem: HybridProblem, schedule: Schedule) -> TimedSchedule | None:
-    """Return `schedule` with its makespan, if it fits."""
+def _claimed(problem: HybridProblem, schedule: Schedule | None) -> HybridClaim | None:
+    """Return a schedule, if there is one and it fits, as a claim without proof."""
+    if schedule is None:
+        return None
     profile, budget, link = problem.profile, problem.budget, problem.link
     try:
         makespan = simulate_hybrid(profile, schedule, budget=budget, link=link).makespan
     except InvalidScheduleError:
         return None
-    return TimedSchedule(makespan, schedule)
+    return unproved_claim(TimedSchedule(makespan, schedule), problem)
 
 
 def _offloading(problem: HybridProblem) -> Schedule | None:

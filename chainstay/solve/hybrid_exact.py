@@ -12,7 +12,7 @@ from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.solve.common import IntegerProgramMethod
 from chainstay.solve.hybrid_pofo import Pofo
 from chainstay.timetable import Time, Transfers
-from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.replay import replay_transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class IntegerProgramHybrid(IntegerProgramMethod):
             )
         problem.require_feasible()
         if self.alone:
-            return self._solve(problem, None, problem.profile.least_time)
+            least: Time = problem.profile.least_time
+            return claim(problem, self.settings, known=None, least=least)
         try:
             known = Pofo()(problem)
         except SolverLimitError:
@@ -41,12 +42,10 @@ class IntegerProgramHybrid(IntegerProgramMethod):
             hybrid_bound(problem.profile, problem.budget, problem.link.relaxed),
         )
         if known is None:
-            return self._solve(problem, None, least)
-        replay = simulate_hybrid(
-            problem.profile, known.schedule, budget=problem.budget, link=problem.link
-        )
+            return claim(problem, self.settings, known=None, least=least)
+        replay = replay_transfers(problem, known)
         known = replace(known, makespan=replay.makespan, timetable=replay.timetable)
-        found = self._solve(problem, known, least)
+        found = claim(problem, self.settings, known=known, least=least)
         if max(found.lower_bound, found.unrestricted_bound) > known.makespan:
             reason = (
                 f"{self} says that nothing is faster than {found.lower_bound}, yet "
@@ -58,6 +57,3 @@ class IntegerProgramHybrid(IntegerProgramMethod):
             fractional_makespan=known.fractional_makespan,
             fractional_bound=known.fractional_bound,
         )
-
-    def _solve(self, problem: HybridProblem, known: HybridClaim | None, least: Time) -> HybridClaim:
-        return claim(problem, self.settings, known=known, least=least)

@@ -10,19 +10,8 @@ from typing import Final, cast
 
 from chainstay.baselines.offload import OrderedNoWait, best_ordered
 from chainstay.dp import DP
-from chainstay.dp.offload import (
-    Algorithm1,
-    Greedy,
-    fractional_optimum,
-    greedy_set,
-    promising_sets,
-)
-from chainstay.errors import (
-    BackendError,
-    InvalidProfileError,
-    SolverLimitError,
-    UnknownMethodError,
-)
+from chainstay.dp.offload import Algorithm1, Greedy, fractional_optimum, greedy_set, promising_sets
+from chainstay.errors import BackendError, InvalidProfileError, SolverLimitError, UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.cpsat import offload as cpsat
 from chainstay.formulations.offload import claims as mip_claims

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, combinations
+from operator import itemgetter
 
 from chainstay.baselines.offload import (
     OrderedNoWait,
@@ -64,18 +66,15 @@ class Heuristics:
             )
         problem.require_feasible()
         ordered, bound = OrderedNoWait.from_problem(problem), fractional_optimum(problem)
-        schedules = list(self._schedules(ordered, bound))
-        timed = [(self._makespan(problem, schedule), schedule) for schedule in schedules]
-        makespan, schedule = min(timed, key=lambda pair: pair[0])
+        simulate = partial(
+            simulate_offload, problem.profile, budget=problem.budget, link=problem.link
+        )
+        schedules = self._schedules(ordered, bound)
+        timed = ((simulate(schedule).makespan, schedule) for schedule in schedules)
+        makespan, schedule = min(timed, key=itemgetter(0))
         return OffloadClaim(
             schedule=schedule, makespan=makespan, lower_bound=bound, family=Family.ALL
         )
-
-    @staticmethod
-    def _makespan(problem: OffloadProblem, schedule: Schedule) -> Time:
-        return simulate_offload(
-            problem.profile, schedule, budget=problem.budget, link=problem.link
-        ).makespan
 
     def _schedules(self, ordered: OrderedNoWait, bound: Time) -> Iterator[Schedule]:
         """Yield the best schedule by sets, and the best TFLMS-like one, if any of those fits."""
@@ -83,7 +82,8 @@ class Heuristics:
         # All older activations away is what a feasible budget means.
         sets: Iterator[frozenset[int]] = iter([frozenset(movable)])
         if len(movable) <= self.exhaustive_up_to:
-            sets = chain(sets, _all_sets(movable))
+            by_size = (combinations(movable, size) for size in range(len(movable) + 1))
+            sets = chain(sets, map(frozenset, chain.from_iterable(by_size)))
         else:
             fluid = replace(problem, link=replace(problem.link, latency=0, capacity=None))
             fluid = replace(fluid, transfers=Transfers.INTERRUPTIBLE)
@@ -111,11 +111,6 @@ class Heuristics:
         yield plan.schedule
         if ticks > least and (other := tflms(ordered)) is not None:
             yield other.schedule
-
-
-def _all_sets(movable: list[int]) -> Iterator[frozenset[int]]:
-    for size in range(len(movable) + 1):
-        yield from map(frozenset, combinations(movable, size))
 
 
 def _improved(

@@ -151,9 +151,8 @@ class WholeTransferSearch:
                     served[item] = position
                 elif item in made:
                     last = served.get(item, made[item])
-                    self._lifetimes.setdefault(
-                        item, self._lifetime_of(item, made[item], last, position)
-                    )
+                    lifetime = self._lifetime_of(item, made[item], last, position)
+                    self._lifetimes.setdefault(item, lifetime)
             for item in op.frees:
                 stored.discard(item)
                 if position < self._turn:
@@ -177,9 +176,8 @@ class WholeTransferSearch:
         room = self.problem.link.room
         chosen: set[Item] = set()
         lifetimes = [self._lifetimes[item] for item in moved if item in self._lifetimes]
-        for lifetime in sorted(
-            lifetimes, key=lambda lifetime: (lifetime.made, lifetime.item), reverse=True
-        ):
+        lifetimes.sort(key=lambda lifetime: (lifetime.made, lifetime.item), reverse=True)
+        for lifetime in lifetimes:
             if lifetime.size <= room:
                 room -= lifetime.size
                 chosen.add(lifetime.item)
@@ -251,19 +249,16 @@ class WholeTransferSearch:
             else:
                 start = end - backward.starts[last - position] - self._times[position]
             timed.append((start, 1, position, op))
-        sent: list[tuple[Op, int]] = []
         for index, (lifetime, start) in enumerate(zip(moving[0], forward.move_starts, strict=True)):
-            sent.append((lifetime.item.offload, lifetime.made))
-            timed.append((start, 0, index, sent[-1][0]))
-        for index, (lifetime, start) in enumerate(
-            zip(moving[1], backward.move_starts, strict=True)
-        ):
+            timed.append((start, 0, index, lifetime.item.offload))
+        back = zip(moving[1], backward.move_starts, strict=True)
+        for index, (lifetime, start) in enumerate(back):
             begin = end - start - lifetime.ticks
             timed.append((begin, 2, -index, lifetime.item.prefetch))
         ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
-        for op, made in sent:  # makers that take no time come before what they make leaves
-            if made >= 0:
-                index, before = ordered.index(op), ordered.index(self.ops[made])
+        for lifetime in moving[0]:  # makers that take no time come before what they make leaves
+            if (made := lifetime.made) >= 0:
+                index, before = map(ordered.index, (lifetime.item.offload, self.ops[made]))
                 if index < before:
                     ordered.insert(before, ordered.pop(index))
         return Schedule(tuple(ordered))

@@ -17,7 +17,7 @@ from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, SolverLimitError
 from chainstay.formulations import CPSAT
 from chainstay.problems import HybridProblem
-from chainstay.problems.consistency import MethodResult
+from chainstay.problems.consistency import AnyClaim, MethodResult
 from chainstay.problems.hybrid import HybridClaim, HybridSolution
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.schedule import Op, OpKind, Schedule
@@ -95,28 +95,24 @@ class HybridSuite(Suite):
     noun: ClassVar[str] = "hybrid instances"
     names_least_budget: ClassVar[bool] = False  # where the host has little room, it is not known
 
-    def instance(self, seed: int, number: int) -> HybridProblem:
-        """Return instance `number` of `seed`."""
-        return random_hybrid(seed, number)
+    instance = staticmethod(random_hybrid)
 
     def meets(self, restriction: str, problem: Any) -> bool:
         """Return whether the link is plain, or stages have no options."""
         part = problem.link if restriction == "simple link" else problem.profile
         return bool(part.is_plain)
 
-    def ask(self, tested: MethodUnderTest, problem: Any) -> HybridClaim:
-        """Run a method."""
+    def ask(self, tested: MethodUnderTest, problem: Any) -> AnyClaim:
+        """Run a method, if anything fits."""
         problem.require_feasible()
-        claim: HybridClaim = tested.method(problem)
-        return claim
+        return Suite.ask(self, tested, problem)
 
     def certify(self, tested: MethodUnderTest, problem: Any, claim: HybridClaim) -> Solution:
         """Return the claim as a solution; a plan of [POFO] takes no less than by parts of items."""
         solution = certify_with_bound(problem, claim, method=tested.name)
         if reason := _fractional_contradiction(problem, solution):
-            raise transfer_contradiction_error(
-                f"{tested.name}: {reason}", problem, {tested.name: claim}
-            )
+            text = f"{tested.name}: {reason}"
+            raise transfer_contradiction_error(text, problem, {tested.name: claim})
         return solution
 
     def covers(self, other: Answer, one: Answer) -> bool:

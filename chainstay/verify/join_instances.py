@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import accumulate
 from typing import Final
 
 from chainstay.problems import JoinProblem
@@ -127,11 +126,8 @@ def _bounds(profile: JoinProfile) -> tuple[int, int]:
     needs = [
         stage.gradient_bytes
         + min(option.saved_bytes + option.backward_overhead_bytes for option in stage.all_options)
-        for chain in profile.chains
-        for stage in chain.stages
+        for stage in profile.all_stages
     ]
-    saved = list(
-        accumulate(stage.saved_bytes for chain in profile.chains for stage in chain.stages)
-    )
+    saved = sum(stage.saved_bytes for stage in profile.all_stages)
     least = held + max(*needs, profile.output_bytes + profile.output_gradient_bytes)
-    return least, max(least, held + saved[-1] + max(needs))
+    return least, max(least, held + saved + max(needs))

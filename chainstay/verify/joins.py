@@ -11,7 +11,6 @@ from chainstay.dp.join import waterfilling_bound
 from chainstay.errors import InfeasibleBudgetError, SolverLimitError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.join import AssignCuts
-from chainstay.problems import JoinProblem
 from chainstay.problems.consistency import MethodResult, contradiction_error
 from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Discards
@@ -73,9 +72,7 @@ class JoinSuite(Suite):
     methods: tuple[MethodUnderTest, ...] = JOIN_METHODS
     noun: ClassVar[str] = "joins"
 
-    def instance(self, seed: int, number: int) -> JoinProblem:
-        """Return instance `number` of `seed`."""
-        return random_join(seed, number)
+    instance = staticmethod(random_join)
 
     def meets(self, restriction: str, problem: Any) -> bool:
         """Return whether a join is in slots, has no tail, or has options or kinds of runs."""

@@ -84,18 +84,11 @@ class OffloadSuite(Suite):
     methods: tuple[MethodUnderTest, ...] = OFFLOAD_METHODS
     noun: ClassVar[str] = "offloading instances"
 
-    def instance(self, seed: int, number: int) -> OffloadProblem:
-        """Return instance `number` of `seed`."""
-        return random_offload(seed, number)
+    instance = staticmethod(random_offload)
 
     def meets(self, restriction: str, problem: Any) -> bool:
         """Return whether the link has neither latency nor two directions at once."""
         return bool(restriction == "simple link" and problem.link.is_plain)
-
-    def ask(self, tested: MethodUnderTest, problem: Any) -> OffloadClaim:
-        """Run a method."""
-        claim: OffloadClaim = tested.method(problem)
-        return claim
 
     def certify(self, tested: MethodUnderTest, problem: Any, claim: OffloadClaim) -> Solution:
         """Return the claim as a solution; no schedule may be below the fractional optimum."""

@@ -18,8 +18,6 @@ from typing import Final
 
 from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
 
-__all__ = ["autoswap_sets", "first_sets", "vdnn_sets"]
-
 _GRID: Final = 4
 """Weights are multiples of a quarter: 35 mixtures of four scores."""
 

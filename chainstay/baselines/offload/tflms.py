@@ -7,22 +7,16 @@ what they read only; transfers for the link, in the order in which they were ask
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
+from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait, OrderedPlan
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.timetable import Time, sorted_by_start
+from chainstay.timetable import Time, exact, sorted_by_start
 
 _FINE: Final = 24
 """Up to so many counts and steps ahead all are tried; beyond, in steps that grow by a half."""
-
-
-class TflmsPlan(NamedTuple):
-    """A schedule and when it ends, in ticks."""
-
-    makespan_ticks: int
-    schedule: Schedule
 
 
 class _Event(NamedTuple):
@@ -37,14 +31,14 @@ class _Event(NamedTuple):
     size: int
 
 
-def tflms(ordered: OrderedNoWait) -> TflmsPlan | None:
+def tflms(ordered: OrderedNoWait) -> OrderedPlan | None:
     """Return the best plan of all settings that does not run out of memory."""
     counts, lookaheads = _spread(len(ordered.movable)), _spread(len(ordered.sizes))[1:]
     plans = (tflms_plan(ordered, count, ahead) for count in counts for ahead in lookaheads)
-    return min(filter(None, plans), key=lambda plan: plan.makespan_ticks, default=None)
+    return min(filter(None, plans), key=lambda plan: plan.makespan, default=None)
 
 
-def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TflmsPlan | None:
+def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> OrderedPlan | None:
     """Move the first `count` activations, each back `ahead` computations before its backward.
 
     Returns:
@@ -76,7 +70,8 @@ def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TflmsPlan | No
         return None
     transfers: dict[Op, Time] = {Op(OpKind.OFFLOAD_ACTIVATION, j): t for j, t in offloads.items()}
     transfers |= {Op(OpKind.PREFETCH_ACTIVATION, j): t for j, t in prefetches.items()}
-    return TflmsPlan(now, Schedule(sorted_by_start(tuple(starts), transfers)))
+    makespan = exact(Fraction(now, ordered.problem.link.ticks))
+    return OrderedPlan(makespan, Schedule(sorted_by_start(tuple(starts), transfers)))
 
 
 def _fits(

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -62,22 +62,19 @@ def bench(
     costs = measure_costs(options, budget="1B")  # a small one may be among them
     rows = measure_strategies(costs, plans, segments=segments, steps=steps)
     if as_json:
-        sys.stdout.write(json.dumps([_document(asdict(row)) for row in rows], indent=1) + "\n")
+        document = [{"way": row.pop("name"), **row} for row in map(asdict, rows)]
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return
     _print_rows(costs.workload.title, rows)
-
-
-def _document(row: dict[str, Any]) -> dict[str, Any]:
-    return {"way": row.pop("name"), **row}
 
 
 def _print_rows(title: str, rows: Sequence[BenchmarkRow]) -> None:
     print_result(title, style="bold")
     table = new_table()
     table.add_column("", overflow="fold")
-    for heading in ("budget\n", "peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured"):
+    measures = ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured")
+    for heading in ("budget\n", *measures, "\nslower"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("\nslower", justify="right", no_wrap=True)
     plain = rows[0].measured_ns
     for row in rows:
         slower = "" if not plain or not row.measured_ns else f"{row.measured_ns / plain - 1:.1%}"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from chainstay.cli.models.model_costs import ModelCosts
     from chainstay.profiles import ChainProfile
 
-__all__ = ["EXAMPLES", "profile"]
-
 EXAMPLES: Final = """\b
 Examples:
   chainstay profile torchvision:resnet50 --input 8x3x224x224

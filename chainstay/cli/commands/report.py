@@ -5,21 +5,17 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from chainstay.cli.exit_codes import CommandLineError
-from chainstay.cli.options import flatten_options
 from chainstay.cli.output_files import output_path, write_output
 from chainstay.cli.terminal import print_result, spinner
 
 if TYPE_CHECKING:
     from chainstay.plans import Plan
-
-__all__ = ["EXAMPLES", "report"]
 
 EXAMPLES: Final = """\b
 Examples:
@@ -31,44 +27,38 @@ The page needs no network; open the trace at https://ui.perfetto.dev or chrome:/
 _PAGE_SUFFIXES: Final = (".html", ".htm")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
-    """The plan, and the files to write; see the texts of help."""
-
+def report(  # noqa: PLR0913  # options of a command, all by name
+    *,
     plan: Annotated[
         Path, typer.Argument(metavar="FILE", help="Plan file, written by chainstay plan.")
-    ]
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", help="HTML page to write; FILE.html if no other file is asked for."
         ),
-    ] = None
-    png: Annotated[Path | None, typer.Option(help="PNG image to write.")] = None
-    svg: Annotated[Path | None, typer.Option(help="SVG image to write.")] = None
-    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None
-    title: Annotated[str | None, typer.Option(help="Title of page and images.")] = None
-
-
-@flatten_options()
-def report(*, options: ReportOptions) -> None:
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="PNG image to write.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="SVG image to write.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of page and images.")] = None,
+) -> None:
     """Show a plan: memory over time, the schedule, other budgets, the proof, the stages."""
     # Needs numpy, which --help must not load.
     from chainstay.plans import load_plan
 
-    plan, page = options.plan, options.output
-    if not (page or options.png or options.svg or options.trace):
-        page = plan.with_suffix(".html")
+    if not (output or png or svg or trace):
+        output = plan.with_suffix(".html")
     wanted: list[tuple[Path | None, tuple[str, ...], Callable[[Plan, str, Path], None]]] = [
-        (page, _PAGE_SUFFIXES, _write_page),
-        (options.png, (".png",), _write_image),
-        (options.svg, (".svg",), _write_image),
-        (options.trace, (".json", ".gz"), _write_trace),
+        (output, _PAGE_SUFFIXES, _write_page),
+        (png, (".png",), _write_image),
+        (svg, (".svg",), _write_image),
+        (trace, (".json", ".gz"), _write_trace),
     ]
     for file, suffixes, _ in wanted:
         _require_writable(file, suffixes, plan)
     loaded = load_plan(plan)
-    heading = options.title or loaded.model or plan.name
+    heading = title or loaded.model or plan.name
     for file, _, write in wanted:
         if file is not None:
             with spinner(f"writing {file}"):

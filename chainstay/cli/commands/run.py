@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -24,8 +23,6 @@ from chainstay.units import format_bytes, format_time
 if TYPE_CHECKING:
     from chainstay.cli.training_run import RunResult
 
-__all__ = ["EXAMPLES", "run"]
-
 EXAMPLES: Final = """\b
 Examples:
   chainstay run torchvision:resnet50 --input 8x3x64x64 --plan plan.json
@@ -33,30 +30,23 @@ Examples:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The plan to train by, and for how long; see the texts of help."""
-
+@flatten_options(omit=("time_limit", "discards"))
+def run(  # noqa: PLR0913  # options of a command, all by name
+    *,
     plan: Annotated[
         Path | None,
         typer.Option(
             "--plan", "-p", help="Plan file, written by chainstay plan; or give --budget."
         ),
-    ] = None
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option("--budget", "-b", metavar="SIZE", help="Memory, as for chainstay plan."),
-    ] = None
-    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 3
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 3,
     compare: Annotated[
         bool, typer.Option(help="Also train by plain PyTorch, where that fits, and compare.")
-    ] = True
-
-
-@flatten_options(omit=("time_limit", "discards"))
-def run(
-    *,
-    training: RunOptions,
+    ] = True,
     options: ModelOptions,
     solving: SolveOptions,
     as_json: JsonOutput = False,
@@ -65,7 +55,6 @@ def run(
 
     Ends with exit code 1 if a step is not what plain PyTorch does, or needs more than its budget.
     """
-    plan, budget = training.plan, training.budget
     if (plan is None) == (budget is None):
         raise CommandLineError(
             "by which plan? Give --plan plan.json, or --budget 50% to make one now"
@@ -90,11 +79,7 @@ def run(
         costs = measure_costs(options, budget)
         loaded, workload = plan_model(costs, options, wanted, link).plan, costs.workload
     result = train_by_plan(
-        workload,
-        loaded,
-        steps=training.steps,
-        compare=training.compare,
-        host_budget=solving.host_budget,
+        workload, loaded, steps=steps, compare=compare, host_budget=solving.host_budget
     )
     if as_json:
         sys.stdout.write(json.dumps(_document(result), indent=1) + "\n")
@@ -111,28 +96,19 @@ def _print_comparison(result: RunResult) -> None:
     table.add_column("")
     for heading in ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured"):
         table.add_column(heading, justify="right", no_wrap=True)
+    planned = solution.peak_bytes, solution.makespan
+    rows = [("by the plan", planned, (result.measured_peak, result.measured_time))]
     if result.plain is not None:
-        peak, step_time = result.plain
-        planned_peak, planned_time = result.planned_plain
-        table.add_row(
-            "plain PyTorch",
-            short_bytes(planned_peak),
-            short_bytes(peak),
-            format_time(planned_time),
-            format_time(step_time),
-        )
-    table.add_row(
-        "by the plan",
-        short_bytes(solution.peak_bytes),
-        short_bytes(result.measured_peak),
-        format_time(solution.makespan),
-        format_time(result.measured_time),
-    )
+        rows.insert(0, ("plain PyTorch", result.planned_plain, result.plain))
+    for name, (planned_peak, planned_time), (peak, step_time) in rows:
+        peaks = short_bytes(planned_peak), short_bytes(peak)
+        table.add_row(name, *peaks, format_time(planned_time), format_time(step_time))
     print_table(table)
     print_result(
         f"\nbudget {format_bytes(solution.budget)}: "
         f"{'kept' if result.is_within_budget else 'EXCEEDED'}; "
-        f"{result.stages} stages, {len(solution.schedule)} operations"
+        f"{len(result.plan.chain or result.plan.profile)} stages, "
+        f"{len(solution.schedule)} operations"
     )
     print_result(
         f"loss, gradients, buffers, random state against plain PyTorch: {_comparison_text(result)}"

@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -30,8 +29,6 @@ from chainstay.files import write_text
 if TYPE_CHECKING:
     from chainstay.verify import Check
 
-__all__ = ["EXAMPLES", "verify"]
-
 EXAMPLES: Final = """\b
 Examples:
   chainstay verify --instances 1000 --seed 7
@@ -44,20 +41,15 @@ _METHOD_WIDTH: Final = 18
 """Width of the column of methods in a terminal of 80 columns."""
 
 
-class ProblemKind(StrEnum):
-    """Kinds of problems that can be verified."""
-
-    CHAIN = "chain"
-    JOIN = "join"
-    OFFLOAD = "offload"
-    HYBRID = "hybrid"
+ProblemKind = Literal["chain", "join", "offload", "hybrid"]
+"""Kinds of problems that can be verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
     """The instances that are checked, and where a counter-example goes."""
 
-    problem: Annotated[ProblemKind, typer.Option(help="Kind of instances.")] = ProblemKind.CHAIN
+    problem: Annotated[ProblemKind, typer.Option(help="Kind of instances.")] = "chain"
     instances: Annotated[int, typer.Option(min=1, help="Number of instances to check.")] = 2000
     seed: Annotated[int, typer.Option(help="Seed of the random instances.")] = 0
     first: Annotated[int, typer.Option(min=0, help="Number of the first instance.")] = 0
@@ -133,7 +125,7 @@ class _Verification:
         if self.as_json:
             document = {
                 "outcome": outcome,
-                "problem": str(self.options.problem),
+                "problem": self.options.problem,
                 "seed": seed,
                 "checked": self.done,
                 "seconds": seconds,

@@ -79,11 +79,7 @@ def default_shape(model: nn.Module, config: Any) -> tuple[int, ...]:
 
 
 def make_batch(
-    model: nn.Module,
-    config: Any,
-    shape: tuple[int, ...],
-    device: torch.device,
-    dtype: torch.dtype,
+    model: nn.Module, config: Any, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Return keyword arguments of a call that gives a loss.
 

@@ -15,7 +15,7 @@ from chainstay.cli.options import ModelOptions
 from chainstay.cli.terminal import spinner
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.measured import MeasuredModel, measure_model
-from chainstay.fitting.planner import PlannerSettings, StageSource
+from chainstay.fitting.planner import PlannerSettings
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.trials.call import SampleFailsError
@@ -82,7 +82,7 @@ def measure_costs(options: ModelOptions, budget: str = "100%") -> ModelCosts:
         budget=budget,
         loss=workload.loss,
         stage_options=options.stage_options,
-        by=cast("StageSource", str(options.by)),
+        by=options.by,
         granularity=granularity,
         repeats=options.repeats,
         cache=options.cache,

@@ -40,12 +40,6 @@ class ModelSpec:
     settings: Mapping[str, Any]
     path: Path | None = None
 
-    @property
-    def failure(self) -> str:
-        """What is said where the constructor fails."""
-        settings = f" with {dict(self.settings)}" if self.settings else ""
-        return f"{self.path or self.family}:{self.name} cannot be built{settings}"
-
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
         """Read a name from the command line.
@@ -100,14 +94,16 @@ def build_model(spec: ModelSpec) -> BuiltModel:
         CommandLineError: There is no such model, library, file or function.
         UnsupportedModelError: Its constructor fails.
     """
-    return _FAMILIES[spec.family](spec)
+    settings = f" with {dict(spec.settings)}" if spec.settings else ""
+    failure = f"{spec.path or spec.family}:{spec.name} cannot be built{settings}"
+    with _explained_failures(failure, spec.path):
+        return _FAMILIES[spec.family](spec)
 
 
 def _torchvision(spec: ModelSpec) -> BuiltModel:
     models = _library("torchvision.models", "torchvision")
     _require_known(spec.name, models.list_models(), "torchvision")
-    with _explained_failures(spec.failure, spec.path):
-        model = models.get_model(spec.name, weights=None, **_backbone(spec))
+    model = models.get_model(spec.name, weights=None, **_backbone(spec))
     if spec.name in models.list_models(module=models.video):
         return BuiltModel(model.train())  # the number of frames is up to its user
     side = spec.settings.get("image_size", 299 if "inception" in spec.name else 224)
@@ -116,18 +112,15 @@ def _torchvision(spec: ModelSpec) -> BuiltModel:
 
 def _backbone(spec: ModelSpec) -> Mapping[str, Any]:
     """Return settings with which no model downloads the weights of its backbone."""
-    has_backbone = any(
-        part in spec.name for part in ("rcnn", "retinanet", "fcos", "ssd", "lab", "fcn")
-    )
-    is_nested = has_backbone or spec.name.startswith("lraspp")
-    return {**({"weights_backbone": None} if is_nested else {}), **spec.settings}
+    nested = ("rcnn", "retinanet", "fcos", "ssd", "lab", "fcn", "lraspp")
+    has_backbone = any(part in spec.name for part in nested)
+    return {**({"weights_backbone": None} if has_backbone else {}), **spec.settings}
 
 
 def _timm(spec: ModelSpec) -> BuiltModel:
     timm = _library("timm", "timm")
     _require_known(spec.name, timm.list_models(), "timm")
-    with _explained_failures(spec.failure, spec.path):
-        model = timm.create_model(spec.name, pretrained=False, **spec.settings)
+    model = timm.create_model(spec.name, pretrained=False, **spec.settings)
     channels, height, width = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
     side = spec.settings.get("img_size", (height, width))
     height, width = side if isinstance(side, list | tuple) else (side, side)
@@ -140,9 +133,8 @@ def _hugging_face(spec: ModelSpec) -> BuiltModel:
     # Needs transformers, which only Hugging Face models do.
     from chainstay.cli.models.hf_models import build_config, model_with_head
 
-    with _explained_failures(spec.failure, spec.path):
-        config = build_config(spec.name, spec.settings)
-        return BuiltModel(model_with_head(config).train(), config=config)
+    config = build_config(spec.name, spec.settings)
+    return BuiltModel(model_with_head(config).train(), config=config)
 
 
 def _own_model(spec: ModelSpec) -> BuiltModel:
@@ -163,20 +155,17 @@ def _own_model(spec: ModelSpec) -> BuiltModel:
         some = f"did you mean {' or '.join(own[:3])}?" if own else "it has none"
         hint = likely_names(spec.name, own, some)
         raise CommandLineError(f"{spec.path} has no function {spec.name!r}; {hint}")
-    with _explained_failures(spec.failure, spec.path):
-        made = function(**spec.settings)
+    made = function(**spec.settings)
     parts = made if isinstance(made, tuple) else (made,)
-    if not isinstance(parts[0], nn.Module) or len(parts) > 4:
+    model, args, kwargs, loss = (*parts, None, None, None, None)[:4]
+    if not isinstance(model, nn.Module) or len(parts) > 4:
         raise CommandLineError(
             f"{spec.path}:{spec.name} returned a {type(made).__name__}, must return a model, or a "
             "tuple (model, args, kwargs, loss), of which the last two may be left out"
         )
-    args = parts[1] if len(parts) > 1 else None
-    kwargs = parts[2] if len(parts) > 2 else None
-    loss = parts[3] if len(parts) > 3 else None
     if args is not None and not isinstance(args, tuple):
         args = (args,)
-    return BuiltModel(parts[0], args, dict(kwargs or {}), loss)
+    return BuiltModel(model, args, dict(kwargs or {}), loss)
 
 
 _FAMILIES: Final[Mapping[str, Callable[[ModelSpec], BuiltModel]]] = {
@@ -262,7 +251,7 @@ def _module_at(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _explained_failures(failure: str, path: Path | None = None) -> Iterator[None]:
+def _explained_failures(failure: str, path: Path | None) -> Iterator[None]:
     """Explain a constructor that fails by its last line; it may be anybody's code.
 
     Args:

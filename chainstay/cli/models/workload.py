@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,18 +19,12 @@ from chainstay.cli.models.named_models import BuiltModel, ModelSpec, build_model
 from chainstay.cli.options import ACCELERATORS
 from chainstay.cli.terminal import spinner
 from chainstay.errors import UnknownDeviceError
-from chainstay.runtime.devices.device import (
-    accelerator_at,
-    accelerator_count,
-    default_device,
-)
+from chainstay.runtime.devices.device import accelerator_at, accelerator_count, default_device
 from chainstay.runtime.stage.loss_stage import loss_in
 from chainstay.runtime.stage.states import tensors_in
 
 if TYPE_CHECKING:
     from chainstay.runtime.estimate import DeviceModel
-
-__all__ = ["Target", "Workload", "build_workload"]
 
 SEED: Final = 20
 _SHAPE: Final = re.compile(r"([1-9][0-9]{0,9}(?:x[1-9][0-9]{0,9})*)(?::([a-z]+[0-9]+))?")
@@ -156,7 +150,9 @@ def build_workload(
     shapes = [_parse_input(shape) for shape in inputs or ()]
     spec, kind = ModelSpec.parse(text), getattr(torch, dtype)
     torch.manual_seed(SEED)
-    with spinner(f"building {text}"), _place(spec, target):
+    runs = target.sheet is None or spec.family == "file"  # else parameters need no memory
+    place = nullcontext() if runs else torch.device("meta")
+    with spinner(f"building {text}"), place:
         built = build_model(spec)
     model = built.model
     if kind is not torch.float32:
@@ -179,7 +175,8 @@ def default_loss(output: object) -> torch.Tensor:
     Cross-entropy against the first class where there are scores for classes, as of images,
     pixels or tokens; of others the mean square.
     """
-    leaves = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    known = dict(output) if isinstance(output, Mapping) else output
+    leaves = [tensor for tensor in tensors_in(known) if tensor.is_floating_point()]
     if not leaves:
         raise CommandLineError(
             f"the model's output, a {type(output).__name__}, has no tensor that could be trained; "
@@ -190,23 +187,10 @@ def default_loss(output: object) -> torch.Tensor:
 
 def _loss_of_scores(scores: torch.Tensor) -> torch.Tensor:
     if scores.dim() in (2, 4) and scores.shape[1] > 1:
-        targets = torch.zeros(
-            (scores.shape[0], *scores.shape[2:]), dtype=torch.long, device=scores.device
-        )
+        shape = (scores.shape[0], *scores.shape[2:])
+        targets = torch.zeros(shape, dtype=torch.long, device=scores.device)
         return functional.cross_entropy(scores.float(), targets)
     return scores.float().square().mean()
-
-
-def _tensors(output: object) -> list[torch.Tensor]:
-    known: object = dict(output) if isinstance(output, Mapping) else output
-    return tensors_in(known)
-
-
-def _place(spec: ModelSpec, target: Target) -> AbstractContextManager[object]:
-    """Return a context in which parameters are made; without memory if nothing is run."""
-    if target.sheet is not None and spec.family != "file":
-        return torch.device("meta")
-    return nullcontext()
 
 
 def _call(
@@ -246,9 +230,8 @@ def _tensor(
     chosen = _TYPES[kind] if kind else torch.int64 if embedding else dtype
     if chosen.is_floating_point:
         return torch.randn(shape, device=device, dtype=chosen)
-    return torch.randint(embedding.num_embeddings if embedding else 2, shape, device=device).to(
-        chosen
-    )
+    most = embedding.num_embeddings if embedding else 2
+    return torch.randint(most, shape, device=device).to(chosen)
 
 
 def _parse_input(text: str) -> tuple[tuple[int, ...], str]:

@@ -23,12 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from chainstay.dp.hybrid import SlotPlan, hybrid_bound
-from chainstay.errors import (
-    ChainstayError,
-    HostBudgetError,
-    InvalidScheduleError,
-    SolverLimitError,
-)
+from chainstay.errors import ChainstayError, HostBudgetError, InvalidScheduleError, SolverLimitError
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link
@@ -108,9 +103,8 @@ class _HybridSearch:
 
     def _ask(self, profile: ChainProfile) -> None:
         """Look at the solver's plans for `profile`, without its options and with them."""
-        whole = replace(
-            profile, stages=tuple(replace(stage, options=()) for stage in profile.stages)
-        )
+        stages = (replace(stage, options=()) for stage in profile.stages)
+        whole = replace(profile, stages=tuple(stages))
         self._look_at_plans(whole)
         if whole != profile:
             self._look_at_plans(profile)
@@ -300,9 +294,8 @@ def _refusal(search: _HybridSearch) -> ChainstayError:
         )
     capacity = search.link.capacity
     if capacity is not None:
-        unlimited = _HybridSearch(
-            search.measured, search.budget, replace(search.link, capacity=None)
-        )
+        link = replace(search.link, capacity=None)
+        unlimited = _HybridSearch(search.measured, search.budget, link)
         unlimited.run(())
         if unlimited.best is not None:
             needed = unlimited.solution().host_bytes

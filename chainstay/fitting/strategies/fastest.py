@@ -106,11 +106,6 @@ class Strategies:
         is_solved = self.method in ("auto", "dp") or self.method == DP()
         return self.attempt is not None and is_solved and self.memory.recompute
 
-    @property
-    def names(self) -> list[str]:
-        """The strategies that there are for this model, whether they are allowed or not."""
-        return [name for name in STRATEGIES if name != "join" or self._has_branches]
-
     def _try(self, name: str, solve: Callable[[], Solution]) -> None:
         try:
             self.found[name] = solve()
@@ -174,8 +169,10 @@ class Strategies:
         return f"as one chain it needs {format_bytes(min(needed))}" if needed else "not at all"
 
     def table(self, chosen: str) -> Iterator[Alternative]:
-        """Yield all strategies, for people."""
-        for name in self.names:
+        """Yield all strategies that there are for this model, allowed or not, for people."""
+        for name in STRATEGIES:
+            if name == "join" and not self._has_branches:
+                continue
             solution = self.found.get(name)
             host = solution.host_bytes if isinstance(solution, OffloadSolution) else 0
             peak = None if solution is None else solution.peak_bytes
@@ -219,18 +216,12 @@ class Strategies:
         return self.memory.obstacle if is_about_link else "recompute is False"
 
 
-def fastest_plan(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJoin:
-    """Return the plan of the fastest strategy.
+def plan_of(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJoin:
+    """Return the plan of the fastest strategy of those that were tried.
 
     Raises:
         ChainstayError: None fits; as `Strategies.best`.
     """
-    strategies.try_all()
-    return plan_of(cut, strategies)
-
-
-def plan_of(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJoin:
-    """Return the plan of the fastest strategy of those that were tried; errors likewise."""
     chosen = strategies.best
     alternatives = tuple(strategies.table(chosen))
     if chosen == "join":

@@ -66,24 +66,14 @@ class JoinAttempt:
             InfeasibleBudgetError: Nothing was found that fits.
         """
         join, measured = self.measured()
-        solution = solve_measured_join(measured, budget)
-        planned = planned_join(
-            join,
-            measured,
-            solution,
-            measured.account.by_kind(),
-            overheads=tuple(measured.account.overheads(solution.schedule)),
-        )
-        return replace(planned, plain_time=measured.account.by_kind().least_time)
+        solution, profile = solve_measured_join(measured, budget), measured.account.by_kind()
+        overheads = tuple(measured.account.overheads(solution.schedule))
+        planned = planned_join(join, measured, solution, profile)
+        return replace(planned, overheads=overheads, plain_time=profile.least_time)
 
 
 def planned_join(
-    join: GraphJoin,
-    stages: StagedJoin,
-    solution: Solution,
-    profile: JoinProfile,
-    *,
-    overheads: tuple[int, ...] | None = None,
+    join: GraphJoin, stages: StagedJoin, solution: Solution, profile: JoinProfile
 ) -> PlannedJoin:
     """A graph by the schedule of `solution`, its branches apart.
 
@@ -93,7 +83,6 @@ def planned_join(
         stages: The branches and the tail as stages.
         solution: A solution for these branches, and a tail with the loss behind it.
         profile: The costs of these stages.
-        overheads: Bytes of each operation.
 
     Raises:
         PlanMismatchError: The schedule is for branches of other lengths, or would sum
@@ -120,7 +109,6 @@ def planned_join(
         solution=solution,
         profile=profile,
         origin=f"branches of {lengths} stages that meet, planned apart\n",
-        overheads=overheads,
     )
 
 

@@ -59,16 +59,16 @@ class MemoryOptions:
         limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
         has_link = link is not None or accelerator_at(device) is not None
         is_here = bool(offload) or (offload is None and has_link)
-        if not is_here and (link is not None or limit is not None):
+        obstacle = "" if is_here else _obstacle(offload, device)
+        if obstacle and (link is not None or limit is not None):
             raise ValueError(
-                "link and host_budget are for offloading, and "
-                + ("offload is False" if offload is False else _obstacle(offload, device))
-                + "; leave them out, or set offload=True"
+                f"link and host_budget are for offloading, and {obstacle}; leave them out, or set "
+                "offload=True"
             )
-        if not is_here and not recompute:
+        if obstacle and not recompute:
             raise ValueError(
-                f"recompute is False and {_obstacle(offload, device)}, so that nothing can save "
-                "memory; set one of them"
+                f"recompute is False and {obstacle}, so that nothing can save memory; set one of "
+                "them"
             )
         return cls(
             recompute=recompute,
@@ -76,7 +76,7 @@ class MemoryOptions:
             is_offload_asked=is_here and (offload is not None or not recompute),
             link=link,
             host_budget=limit,
-            obstacle="" if is_here else _obstacle(offload, device),
+            obstacle=obstacle,
         )
 
     def link_on(self, device: torch.device) -> Link:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.problems.offload import OffloadMethod, OffloadSolution
@@ -42,19 +42,19 @@ def solve_offloaded(
         InvalidScheduleError: It does not fit when it is run.
     """
     solution = solve_offload(measured.offload_profile, budget, link=link, method=method)
-    program = _Program.of(measured, solution)
-    needed = tuple(op for op in solution.schedule if not _is_idle(op, program.plan.moved))
+    replay, plan = _as_it_runs(measured, solution)
+    needed = tuple(op for op in solution.schedule if not _is_idle(op, plan.moved))
+    fewer = replace(solution, schedule=Schedule(needed))
     with suppress(InvalidScheduleError):  # where overheads of each operation decide, say
-        fewer = _Program.of(measured, replace(solution, schedule=Schedule(needed)))
-        if fewer.replay.makespan <= program.replay.makespan:
-            program = fewer
+        found = _as_it_runs(measured, fewer)
+        if found[0].makespan <= replay.makespan:
+            solution, (replay, plan) = fewer, found
     return replace(
         solution,
-        schedule=program.schedule,
-        makespan=program.replay.makespan,
-        timetable=program.replay.timetable,
-        host_bytes=program.replay.host_bytes,
-        peak_bytes=program.plan.peak_bytes,
+        makespan=replay.makespan,
+        timetable=replay.timetable,
+        host_bytes=replay.host_bytes,
+        peak_bytes=plan.peak_bytes,
     )
 
 
@@ -63,31 +63,17 @@ def _is_idle(op: Op, moved: Collection[Item]) -> bool:
     return op.kind.is_transfer and Item("b", op.stage - 1) not in moved
 
 
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """A program list, made ready for the runtime.
+def _as_it_runs(
+    measured: Measurement, solution: OffloadSolution
+) -> tuple[TransferReplay, TransferPlan]:
+    """Return a solution's replay, with what moving takes the computing thread, and its transfers.
 
-    Attributes:
-        schedule: The list, for the profile of what can be offloaded.
-        replay: How it goes, with what moving takes the thread that computes.
-        plan: The transfers that are made.
+    Raises:
+        InvalidScheduleError: It does not fit when it is run.
     """
-
-    schedule: Schedule
-    replay: TransferReplay
-    plan: TransferPlan
-
-    @classmethod
-    def of(cls, measured: Measurement, solution: OffloadSolution) -> _Program:
-        """Return the program of `solution`.
-
-        Raises:
-            InvalidScheduleError: It does not fit when it is run.
-        """
-        schedule, budget = program_of(solution), solution.budget
-        own = movable_profile(measured.profile_for(schedule))
-        return cls(
-            solution.schedule,
-            simulate_offload(own, solution.schedule, budget=budget, link=solution.link),
-            transfers_of(schedule, measured.profile, budget, measured.overheads_for(schedule)),
-        )
+    schedule, budget = program_of(solution), solution.budget
+    own = movable_profile(measured.profile_for(schedule))
+    return (
+        simulate_offload(own, solution.schedule, budget=budget, link=solution.link),
+        transfers_of(schedule, measured.profile, budget, measured.overheads_for(schedule)),
+    )

@@ -14,25 +14,14 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from bokeh.events import MouseLeave, MouseMove, Tap
-from bokeh.models import (
-    ColumnDataSource,
-    CustomJS,
-    FixedTicker,
-    Range1d,
-    Span,
-)
+from bokeh.models import ColumnDataSource, CustomJS, FixedTicker, Range1d, Span
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from chainstay.report.axis_units import Scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
 from chainstay.report.frontier import Frontier
-from chainstay.report.gantt_bars import (
-    Bar,
-    bar_spans,
-    lane_spans,
-    lanes_height,
-)
+from chainstay.report.gantt_bars import Bar, bar_spans, lane_spans, lanes_height
 from chainstay.report.memory_profile import CATEGORIES, MemoryLevel
 from chainstay.report.timeline import Lane
 from chainstay.solution import Solution
@@ -60,21 +49,15 @@ def memory_chart(
         below = below + _numbers(getattr(level, field) for level in levels) / size.factor
         edges[field] = below
     source = ColumnDataSource(edges, name="levels")
-    for (low, high), colour in zip(
-        pairwise(list(edges)[1:]), CATEGORY_COLOURS.values(), strict=True
-    ):
+    layers = zip(pairwise(list(edges)[1:]), CATEGORY_COLOURS.values(), strict=True)
+    for (low, high), colour in layers:
         chart.varea("time", low, high, source=source, fill_color=colour, fill_alpha=0.9)
     visible = min(1.0, max(_OUTLINED / max(len(levels), 1), 0.05))
     total = list(edges)[-1]
     chart.line("time", total, source=source, line_width=1, line_alpha=visible, name="total")
-    chart.add_layout(
-        Span(
-            location=budget / size.factor,
-            dimension="width",
-            line_color=BUDGET_COLOUR,
-            line_width=1.5,
-        )
-    )
+    limit = budget / size.factor
+    line = Span(location=limit, dimension="width", line_color=BUDGET_COLOUR, line_width=1.5)
+    chart.add_layout(line)
     _finish(chart, f"time [{time.unit}]", f"memory [{size.unit}]")
     _follow(chart)
     return chart
@@ -116,7 +99,6 @@ def schedule_chart(
 def frontier_chart(frontier: Frontier, solution: Solution, *, time: Scale, size: Scale) -> Figure:
     """Draw makespan over budget: the plans found, their bounds, and the plan of the page."""
     chart = _figure("frontier", 300, None)
-    chart.toolbar.autohide = True
     points, blue = frontier.points, STYLE_COLOURS["forward"]
     budgets = [point.budget / size.factor for point in points]
     found = [float(point.makespan) / time.factor for point in points]
@@ -125,23 +107,12 @@ def frontier_chart(frontier: Frontier, solution: Solution, *, time: Scale, size:
     if not frontier.is_complete:
         chart.scatter(budgets, found, marker="circle", size=7, color=blue)
         open_points = [point for point in points if not point.is_optimal]
-        chart.scatter(
-            [point.budget / size.factor for point in open_points],
-            [float(point.lower_bound) / time.factor for point in open_points],
-            marker="triangle",
-            size=8,
-            color=blue,
-            alpha=0.6,
-        )
-    chart.scatter(
-        [solution.budget / size.factor],
-        [float(solution.makespan) / time.factor],
-        marker="diamond",
-        size=16,
-        fill_color=STYLE_COLOURS["again"],
-        line_color="#ffffff",
-        name="plan",
-    )
+        open_budgets = [point.budget / size.factor for point in open_points]
+        bounds = [float(point.lower_bound) / time.factor for point in open_points]
+        chart.scatter(open_budgets, bounds, marker="triangle", size=8, color=blue, alpha=0.6)
+    own = [solution.budget / size.factor], [float(solution.makespan) / time.factor]
+    colours = {"fill_color": STYLE_COLOURS["again"], "line_color": "#ffffff"}
+    chart.scatter(*own, marker="diamond", size=16, **colours, name="plan")
     _finish(chart, f"budget [{size.unit}]", f"time of a step [{time.unit}]")
     return chart
 

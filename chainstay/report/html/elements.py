@@ -52,12 +52,11 @@ def table(stages: StageTable) -> str:
         ' class="number"' if is_number and index else ""
         for index, is_number in enumerate(numbers or [False] * len(stages.columns))
     ]
+    columns = zip(stages.columns, classes, numbers or classes, strict=True)
     heads = "".join(
         f'<th scope="col"{style} data-number="{"yes" if is_number else ""}" '
         f'title="{escape(meaning)}"><button type="button">{escape(name)}</button></th>'
-        for (name, meaning), style, is_number in zip(
-            stages.columns, classes, numbers or classes, strict=True
-        )
+        for (name, meaning), style, is_number in columns
     )
     rows = "\n".join(
         "<tr>"

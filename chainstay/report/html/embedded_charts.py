@@ -18,13 +18,7 @@ from chainstay.problems import Problem
 from chainstay.report.axis_units import Scale, memory_scale, time_scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
 from chainstay.report.frontier import Frontier
-from chainstay.report.gantt_bars import (
-    BAR_STYLES,
-    Bar,
-    build_bars,
-    lane_spans,
-    thinned_levels,
-)
+from chainstay.report.gantt_bars import BAR_STYLES, Bar, build_bars, lane_spans, thinned_levels
 from chainstay.report.html import charts, elements
 from chainstay.report.memory_profile import CATEGORIES, MemoryLevel
 from chainstay.report.timeline import Lane, Timeline
@@ -61,7 +55,8 @@ def draw(
     if timeline is not None:
         bars = build_bars(timeline)
         levels = thinned_levels(timeline.levels, float(timeline.makespan))
-        x_range = _time_range(float(timeline.makespan) / time.factor)
+        end = float(timeline.makespan) / time.factor or 1
+        x_range = Range1d(0, end, bounds=(0, end), min_interval=end / 1e6)
         figures["memory"] = charts.memory_chart(
             levels, solution.budget, time=time, size=size, x_range=x_range
         )
@@ -84,10 +79,6 @@ def draw(
 def _is_tradeoff(frontier: Frontier) -> bool:
     """Return whether there is more than the plan itself to draw."""
     return len(frontier.points) > 1
-
-
-def _time_range(end: float) -> Range1d:
-    return Range1d(0, end or 1, bounds=(0, end or 1), min_interval=(end or 1) / 1e6)
 
 
 def _embedded(figures: dict[str, charts.Figure]) -> tuple[str, dict[str, str]]:

@@ -99,7 +99,9 @@ def page(  # noqa: PLR0913  # options of a plan, all by name
         library=drawn.library,
         charts=drawn.script,
         data=elements.json_text(drawn.content),
-        kind=_kind(problem),
+        kind="plan of a join"
+        if problem.network == "join"
+        else f"plan of a chain, {problem.techniques}",
         lead=escape(_lead(solution, problem)),
         figures="\n".join(_figures(solution, problem, plain_time, plain_peak)),
         timeline=_fill("timeline.html", **drawn.timeline)
@@ -135,12 +137,6 @@ def _asset(name: str) -> str:
 
 def _fill(name: str, **parts: str) -> str:
     return Template(_asset(name)).substitute(parts)
-
-
-def _kind(problem: Problem) -> str:
-    if problem.network == "join":
-        return "plan of a join"
-    return f"plan of a chain, {problem.techniques}"
 
 
 def _lead(solution: Solution, problem: Problem) -> str:

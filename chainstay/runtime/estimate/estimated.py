@@ -49,14 +49,12 @@ class Estimated:
             )
             for stage in self.profile.stages
         )
-        return stage_table(self._title(), columns, rows)
-
-    def __str__(self) -> str:
-        return as_text(self.table())
-
-    def _title(self) -> str:
-        return (
+        title = (
             f"{self.model} on {self.device.name}: {self.parameters:,} parameters of "
             f"{format_bytes(self.parameter_bytes)}, {len(self.profile)} stages, a step of plain "
             f"training in {format_time(self.profile.least_time)}"
         )
+        return stage_table(title, columns, rows)
+
+    def __str__(self) -> str:
+        return as_text(self.table())

@@ -38,11 +38,10 @@ _FORWARD, _BACKWARD = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class _Probed:
-    """The costs of a stage alone; times in ns."""
+    """The costs of a stage alone."""
 
     memory: StageMemory
-    forward_time: int
-    backward_time: int
+    time: StageTime
 
 
 def estimate_stages(
@@ -54,16 +53,16 @@ def estimate_stages(
         UnsupportedModelError: The loss gives something else than one number, the model
             integers, or a stage fails.
     """
-    runs = _Runs.of(subject)
-    probed = _probe_all(subject, runs, device, mode)
+    states, leaves, lineage = _run_all(subject)
+    probed = _probe_all(subject, states, leaves, device, mode)
     observed = [
         ObservedStage(
             stage=stage,
             traits=Traits.of(stage),
-            leaves=runs.leaves[index],
-            time=StageTime(probed[index].forward_time, probed[index].backward_time),
-            given=runs.lineage.states[index],
-            result=runs.lineage.states[index + 1],
+            leaves=leaves[index],
+            time=probed[index].time,
+            given=lineage.states[index],
+            result=lineage.states[index + 1],
             environment_bytes=sum(
                 subject.shared[position].nbytes for position in stage.effects.written
             ),
@@ -73,40 +72,31 @@ def estimate_stages(
     return observed, [probe.memory for probe in probed]
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """The chain run once: every stage's input, what it sends gradients to, what states share."""
-
-    states: list[State]
-    leaves: list[tuple[torch.Tensor, ...]]
-    lineage: Lineage
-
-    @classmethod
-    def of(cls, subject: Subject) -> _Runs:
-        """Run it."""
-        held = (value for value in subject.shared if isinstance(value, torch.Tensor))
-        runs = cls([subject.source], [], Lineage.beside(held, subject.device))
-        runs.lineage.add(subject.source)
-        last = len(subject.model_stages) - 1
-        for index, stage in enumerate(subject.stages):
-            output = run_stage(stage, index, runs.states[-1], subject.shared)
-            if stage.is_loss:
-                require_number(output[0])
-            elif index == last:
-                require_differentiable(output)
-            runs.add(output)
-        return runs
-
-    def add(self, output: State) -> None:
-        """Take the next state."""
-        source = self.states[-1]
-        self.lineage.add(output, source)
-        self.leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
-        self.states.append(detached(output))
+def _run_all(subject: Subject) -> tuple[list[State], list[tuple[torch.Tensor, ...]], Lineage]:
+    """Run the chain once; return every stage's input and leaves, and what states share."""
+    held = (value for value in subject.shared if isinstance(value, torch.Tensor))
+    states, leaves, lineage = [subject.source], [], Lineage.beside(held, subject.device)
+    lineage.add(subject.source)
+    last = len(subject.model_stages) - 1
+    for index, stage in enumerate(subject.stages):
+        source = states[-1]
+        output = run_stage(stage, index, source, subject.shared)
+        if stage.is_loss:
+            require_number(output[0])
+        elif index == last:
+            require_differentiable(output)
+        lineage.add(output, source)
+        leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
+        states.append(detached(output))
+    return states, leaves, lineage
 
 
 def _probe_all(
-    subject: Subject, runs: _Runs, device: DeviceModel, mode: FakeTensorMode
+    subject: Subject,
+    states: Sequence[State],
+    leaves: Sequence[tuple[torch.Tensor, ...]],
+    device: DeviceModel,
+    mode: FakeTensorMode,
 ) -> list[_Probed]:
     """The last stage first: its gradients lie as the one below gets them."""
     known: dict[Hashable, _Probed] = {}
@@ -114,19 +104,19 @@ def _probe_all(
     held: list[tuple[LeafGradient, ...]] = [()] * len(subject.stages)
     gradients = None
     for index, stage in reversed(list(enumerate(subject.stages))):
-        source = runs.states[index]
-        uses = LeafUses.of(runs.leaves, index, index, held)
+        source = states[index]
+        uses = LeafUses.of(leaves, index, index, held)
         # Autograd adds no stand-ins in place: without the old sum, none is made of the two.
         uses = replace(uses, behind=uses.copied)
         likeness = (
             _likeness_of(stage, source, subject.shared, gradients),
-            tuple(map(uses.of_leaf, runs.leaves[index])),
+            tuple(map(uses.of_leaf, leaves[index])),
         )
         if likeness not in known:
             probe = StageProbe(
                 stage=stage,
                 shared=subject.shared,
-                leaves=runs.leaves[index],
+                leaves=leaves[index],
                 output_gradients=gradients,
                 uses=uses,
             )
@@ -146,14 +136,14 @@ def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceMod
     made = (0, *(size for size in memory.output_gradients.sizes if size), *waited)
     filling = (device.kernel_ns(flops=0, throughput=1, moved_bytes=size) for size in made)
     forward, backward = phases[_FORWARD], phases[_BACKWARD]
-    return _Probed(
-        memory,
+    time = StageTime(
         device.stage_ns(kernels_ns=forward.kernels_ns, operators=forward.operators),
         device.stage_ns(
             kernels_ns=max(backward.kernels_ns - sum(filling), 0),
             operators=max(backward.operators - len(made), 0),
         ),
     )
+    return _Probed(memory, time)
 
 
 def _likeness_of(

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from chainstay.problems.join import joined
 from chainstay.profiles import ChainProfile, JoinProfile, SharedGradient, Stage
 from chainstay.runtime.measures.stage_cost import BesideRuns, OptionCost, StageCost, stage_by_kind
 from chainstay.schedule import Op, OpKind, Schedule
@@ -123,11 +124,7 @@ class JoinAccount:
             )
             for branch, chain in self._parts()
         )
-        met = JoinProfile(branches=tuple(branches))
-        tail = replace(
-            tail, input_bytes=met.output_bytes, input_gradient_bytes=met.output_gradient_bytes
-        )
-        return JoinProfile(branches=met.branches, tail=tail, shared=self._shared())
+        return replace(joined(tuple(branches), tail), shared=self._shared())
 
     def _least_beside(self) -> dict[_StageKey, BesideRuns]:
         """Return the bytes that stand beside every stage's runs in all canonical schedules."""
@@ -194,16 +191,61 @@ class JoinAccount:
 
     def _walked(self, schedule: Schedule) -> Iterator[tuple[Op, str, int]]:
         """Yield each operation, the kind of run that it is, and the bytes that stand beside it."""
-        walk = _Walk(self, schedule)
-        for position, op in enumerate(schedule):
-            kind = ""
+        beside = zip(self._environments(schedule), self._outputs(schedule), strict=True)
+        begun: set[_StageKey] = set()
+        for op, sizes in zip(schedule, beside, strict=True):
+            key, kind = (op.branch, op.stage), ""
             if op.kind is OpKind.BACKWARD:
                 kind = "backward"
             elif op.kind.is_forward:
                 is_kept = op.kind is OpKind.FORWARD_KEEP_ALL
-                is_first = position == walk.first[op.branch, op.stage]
-                kind = ("first" if is_kept else "dropped") if is_first else "again"
-            yield op, kind, walk.take(position, op)
+                kind = "again" if key in begun else "first" if is_kept else "dropped"
+                begun.add(key)
+            yield op, kind, sum(sizes)
+
+    def _environments(self, schedule: Schedule) -> Iterator[int]:
+        """Yield the bytes of saved environments while each operation runs, its own included."""
+        first: dict[_StageKey, int] = {}
+        last: dict[_StageKey, int] = {}
+        for position, op in enumerate(schedule):
+            if op.kind.is_forward:
+                first.setdefault((op.branch, op.stage), position)
+                last[op.branch, op.stage] = position
+        held = 0
+        for position, op in enumerate(schedule):
+            if not (op.kind.is_forward or op.kind is OpKind.BACKWARD):
+                yield 0
+                continue
+            key = (op.branch, op.stage)
+            cost, runs_again = self.stage(key).cost, first[key] < last[key]
+            if op.kind is OpKind.BACKWARD:
+                yield held
+                held -= cost.buffer_bytes * runs_again
+            else:
+                size = cost.environment_bytes * runs_again
+                yield held + size
+                held += size * (position == first[key])
+                held -= cost.random_bytes * (runs_again and position == last[key])
+
+    def _outputs(self, schedule: Schedule) -> Iterator[int]:
+        """Yield the bytes of the model's output that the caller has beside each operation."""
+        loss = (None, len(self.tail.stages) - 1)
+        ends = [(j, len(branch.stages) - 1) for j, branch in enumerate(self.branches)]
+        runs = Counter[_StageKey]()
+        for op in schedule:
+            key = (op.branch, op.stage)
+            runs[key] += op.kind.is_forward
+            # The tail has the branches' outputs: what it hands out of them is there twice if these
+            # were made anew.
+            is_twice = op.branch is None and runs[loss] and any(runs[end] > 1 for end in ends)
+            passed = self.passed_bytes * bool(is_twice)
+            if op.kind is OpKind.BACKWARD:
+                stage = self.stage(key)
+                yield stage.backward_waiting - stage.relief + passed
+            elif op.kind.is_forward:
+                yield self.stage(key).forward_waiting * bool(runs[loss]) + passed
+            else:
+                yield 0
 
     def stage(self, key: _StageKey) -> JoinedStage:
         """Return a stage."""
@@ -237,72 +279,3 @@ class JoinAccount:
 
 def _stage(stage: JoinedStage, beside: BesideRuns) -> Stage:
     return stage_by_kind((stage.cost,), lambda _: beside)
-
-
-@dataclass(slots=True)
-class _Walk:
-    """A schedule, operation by operation.
-
-    Attributes:
-        account: The account of the join.
-        schedule: What runs.
-        first: Where each stage runs first.
-        last: Where it runs last.
-        environments: Bytes of saved buffers and random states.
-        has_output: Whether the caller has the model's output.
-        is_remade: Whether a branch has run to its end again.
-    """
-
-    account: JoinAccount
-    schedule: Schedule
-    first: dict[_StageKey, int] = field(default_factory=dict)
-    last: dict[_StageKey, int] = field(default_factory=dict)
-    environments: int = 0
-    has_output: bool = False
-    is_remade: bool = False
-
-    def __post_init__(self) -> None:
-        for position, op in enumerate(self.schedule):
-            if op.kind.is_forward:
-                self.first.setdefault((op.branch, op.stage), position)
-                self.last[op.branch, op.stage] = position
-
-    def take(self, position: int, op: Op) -> int:
-        """Return the bytes that stand beside `op`, and note what it leaves behind."""
-        if op.kind is OpKind.BACKWARD:
-            return self._backward(op)
-        return self._forward(position, op) if op.kind.is_forward else 0
-
-    def _forward(self, position: int, op: Op) -> int:
-        key = (op.branch, op.stage)
-        stage = self.account.stage(key)
-        cost = stage.cost
-        if op.branch is None and op.stage == len(self.account.tail.stages) - 1:
-            self.has_output = True
-        is_end = op.branch is not None and op.stage == len(self._chain(op).stages) - 1
-        self.is_remade |= is_end and position > self.first[key]
-        runs_again = self.first[key] < self.last[key]
-        size = cost.environment_bytes * runs_again
-        is_first = position == self.first[key]
-        beside = self.environments + size
-        beside += stage.forward_waiting * self.has_output + self._passed(op)
-        self.environments += size * is_first
-        self.environments -= cost.random_bytes * (runs_again and position == self.last[key])
-        return beside
-
-    def _backward(self, op: Op) -> int:
-        key = (op.branch, op.stage)
-        stage = self.account.stage(key)
-        cost = stage.cost
-        beside = stage.backward_waiting + self.environments + self._passed(op) - stage.relief
-        runs_again = self.first[key] < self.last[key]
-        self.environments -= runs_again * (cost.environment_bytes - cost.random_bytes)
-        return beside
-
-    def _passed(self, op: Op) -> int:
-        """Return the caller's bytes, without the branches' outputs, in a stage of the tail."""
-        is_twice = op.branch is None and self.has_output and self.is_remade
-        return self.account.passed_bytes * is_twice
-
-    def _chain(self, op: Op) -> JoinedChain:
-        return self.account.tail if op.branch is None else self.account.branches[op.branch]

@@ -48,7 +48,7 @@ def cut_into_join(
     if isinstance(granularity, int):
         granularity = max(1, granularity // len(pieces))
     cuts = [piece.cuts(seen, granularity, blocks) for piece in pieces]
-    return _assemble(_Joined(observed, crossings, pieces, cuts, towers.count))
+    return _assemble(observed, crossings, pieces, cuts, towers.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,7 @@ def _size(held: frozenset[object], seen: Observations) -> int:
 
 
 def _pieces(
-    observed: ObservedGraph,
-    crossings: Crossings,
-    part_of: Mapping[fx.Node, int],
-    towers: int,
+    observed: ObservedGraph, crossings: Crossings, part_of: Mapping[fx.Node, int], towers: int
 ) -> list[_JoinPart]:
     """The branches, and the tail if there are operators in it.
 
@@ -149,31 +146,26 @@ def _refuse_strange(seen: Observations, met: Sequence[fx.Node]) -> None:
             raise NotAJoinError(f"the branches meet inside {title_of(node)}, which is no tensor")
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """All that a join is made of; cuts are places among the operators of each piece."""
-
-    observed: ObservedGraph
-    crossings: Crossings
-    pieces: list[_JoinPart]
-    cuts: list[list[int]]
-    towers: int
-
-
-def _assemble(joined: _Joined) -> GraphJoin:
-    observed, pieces, towers = joined.observed, joined.pieces, joined.towers
-    inner = [p.start + 1 + cut for p, cuts in zip(pieces, joined.cuts, strict=True) for cut in cuts]
-    cuts = tuple(sorted([*inner, *(piece.start for piece in pieces[1:])]))
-    cut = CutGraph(observed, joined.crossings, cuts)
+def _assemble(
+    observed: ObservedGraph,
+    crossings: Crossings,
+    pieces: Sequence[_JoinPart],
+    cuts: Sequence[Sequence[int]],
+    towers: int,
+) -> GraphJoin:
+    """Make a join of `towers` pieces and a tail; `cuts` are places among each one's operators."""
+    inner = [p.start + 1 + place for p, own in zip(pieces, cuts, strict=True) for place in own]
+    places = tuple(sorted([*inner, *(piece.start for piece in pieces[1:])]))
+    cut = CutGraph(observed, crossings, places)
     early = cut.made_early()
-    ranges = [_ranges(piece, cuts, early) for piece, cuts in zip(pieces, joined.cuts, strict=True)]
+    ranges = [_ranges(piece, own, early) for piece, own in zip(pieces, cuts, strict=True)]
     nodes = cut.shared_nodes([nodes for piece in ranges for nodes in piece], early)
     shared = {node: index for index, node in enumerate(nodes)}
     stages = [
-        tuple(cut.stages(own, piece.states(cuts), shared))
-        for piece, cuts, own in zip(pieces, joined.cuts, ranges, strict=True)
+        tuple(cut.stages(nodes, piece.states(own), shared))
+        for piece, own, nodes in zip(pieces, cuts, ranges, strict=True)
     ]
-    last_state = joined.crossings.at(len(joined.crossings.operators) - 1)
+    last_state = crossings.at(len(crossings.operators) - 1)
     given = tuple(tuple(shared[node] for node in piece.given) for piece in pieces[:towers])
     return GraphJoin(
         name=observed.name,
@@ -182,7 +174,7 @@ def _assemble(joined: _Joined) -> GraphJoin:
         given=given,
         state_inputs=tuple(position for branch in given for position in branch),
         widths=tuple(len(piece.result) for piece in pieces[:towers]),
-        sums=_sums(joined, ranges, stages),
+        sums=_sums(observed, crossings.operators, ranges, stages),
         inputs=observed.captured.inputs,
         constants=observed.captured.constants,
         shared=tuple(map(cut.shared_value, nodes)),
@@ -198,7 +190,8 @@ def _ranges(piece: _JoinPart, cuts: Sequence[int], early: set[fx.Node]) -> list[
 
 
 def _sums(
-    joined: _Joined,
+    observed: ObservedGraph,
+    operators: Sequence[fx.Node],
     ranges: Sequence[Sequence[Sequence[fx.Node]]],
     stages: Sequence[Sequence[GraphStage]],
 ) -> tuple[tuple[GraphStage, ...], ...]:
@@ -209,9 +202,9 @@ def _sums(
         for nodes, stage in zip(piece, own, strict=True)
         for node in nodes
     }
-    order = {node: index for index, node in enumerate(joined.crossings.operators)}
+    order = {node: index for index, node in enumerate(operators)}
     found = []
-    for _, uses in uses_of_leaves(joined.observed.captured, joined.observed.seen):
+    for _, uses in uses_of_leaves(observed.captured, observed.seen):
         if len(uses) > 2:
             backward = sorted(uses, key=order.__getitem__, reverse=True)
             found.append(tuple(stage_of[node] for node in backward))

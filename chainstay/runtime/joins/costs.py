@@ -37,9 +37,8 @@ class Seen:
 class _Besides(NamedTuple):
     """Bytes of the model's output that the caller holds beside a stage; compare `JoinedStage`."""
 
-    held: int  # beside its backward, whatever the caller holds: the graph may lack it
-    forward_waiting: int
-    backward_waiting: int
+    waiting: int
+    held: int  # those of them beside its backward, whatever the caller holds: the graph may lack it
 
 
 def account_for_join(
@@ -84,7 +83,7 @@ def _branch(
 ) -> JoinedChain:
     """`handed` bytes are the model's output, `own` of them this branch's output."""
     last = len(part.observed) - 1
-    besides = [_Besides(0, handed, handed)] * last + [_Besides(own, handed, handed - own)]
+    besides = [_Besides(handed, 0)] * last + [_Besides(handed, own)]
     return _chain(part, besides, standing, numbers)
 
 
@@ -93,8 +92,7 @@ def _tail(part: Seen, standing: int, numbers: dict[int, int]) -> JoinedChain:
     besides = []
     for index, observation in enumerate(part.observed):
         waiting = part.output.bytes_outside(observation.given)
-        is_last = index == last
-        besides.append(_Besides(waiting * is_last, waiting, waiting * (not is_last)))
+        besides.append(_Besides(waiting, waiting * (index == last)))
     return _chain(part, besides, standing, numbers)
 
 
@@ -142,8 +140,8 @@ def _joined_stage(
         options.append(option_cost(found.option, sizes))
     return JoinedStage(
         cost=replace(cost, options=tuple(options)),
-        forward_waiting=beside.forward_waiting,
-        backward_waiting=beside.backward_waiting,
+        forward_waiting=beside.waiting,
+        backward_waiting=beside.waiting - beside.held,
         relief=relief,
         leaves=_leaves(observation, numbers),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import Autocast
@@ -85,7 +85,9 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
             own = staged(join, parts, traits_of(parts), names)
             return MeasuredJoin.of(own, *known)
     seen, found = _observed(join, parts, repeats, wants_options=wants_options)
-    account = _account_of(seen, parts, len(join.branches), has_options=wants_options)
+    account = account_for_join(
+        seen, len(join.branches), _common_bytes(seen, parts), has_options=wants_options
+    )
     observed = (
         observation for own in seen for observation in own.observed if not observation.stage.is_loss
     )
@@ -145,19 +147,12 @@ def _observed(
     return seen, table
 
 
-def _account_of(
-    seen: Sequence[Seen], parts: Sequence[Subject], branches: int, *, has_options: bool
-) -> JoinAccount:
+def _common_bytes(seen: Sequence[Seen], parts: Sequence[Subject]) -> int:
+    """Return the bytes that stand through the whole step, whatever the stages."""
     device, counted = parts[0].device, parts[0].counted
     leaves = [observation.leaves for own in seen for observation in own.observed]
-    autocast = Autocast.now(device)
-    return account_for_join(
-        seen,
-        branches,
-        state_bytes(tensor for tensor in counted if tensor.device == device)
-        + autocast_copies_bytes(leaves, autocast),
-        has_options=has_options,
-    )
+    held = state_bytes(tensor for tensor in counted if tensor.device == device)
+    return held + autocast_copies_bytes(leaves, Autocast.now(device))
 
 
 def _signature_of(join: GraphJoin, parts: Sequence[Subject]) -> str:
@@ -179,25 +174,17 @@ def _summing(observed: Sequence[Sequence[ObservedStage]]) -> Iterator[None]:
     stages = [stage for own in observed for stage in own]
     uses = Counter(id(leaf) for stage in stages for leaf in stage.leaves)
     shared = {id(leaf): leaf for stage in stages for leaf in stage.leaves if uses[id(leaf)] > 1}
-    hooks = [leaf.register_hook(lambda gradient: gradient + 0) for leaf in shared.values()]
-    try:
+    with ExitStack() as hooks:
+        for leaf in shared.values():
+            hooks.enter_context(leaf.register_hook(lambda gradient: gradient + 0))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _slices(gradients: Gradients, widths: Sequence[int]) -> list[Gradients]:
     """Return the gradients of each branch's last state; what two branches share counts for both."""
     slices = []
-    start = 0
-    for width in widths:
-        storages = gradients.storages[start : start + width]
-        slices.append(
-            Gradients(
-                gradients.layouts[start : start + width],
-                tuple(storages.index(storage) for storage in storages),
-            )
-        )
-        start += width
+    for start, end in pairwise(accumulate(widths, initial=0)):
+        storages = gradients.storages[start:end]
+        own = tuple(map(storages.index, storages))
+        slices.append(Gradients(gradients.layouts[start:end], own))
     return slices
