@@ -14,6 +14,7 @@ from chainstay.cli.terminal import new_table, short_bytes, spinner
 from chainstay.errors import (
     BackendError,
     ChainstayError,
+    HostBudgetError,
     InfeasibleBudgetError,
     InvalidProfileError,
     SolverLimitError,
@@ -82,6 +83,7 @@ def solve_strategy(name: str, solve: Callable[[], Solution]) -> Strategy:
             solution = solve()
     except (
         InfeasibleBudgetError,
+        HostBudgetError,
         SolverLimitError,
         InvalidProfileError,
         UnsupportedModelError,
@@ -104,6 +106,8 @@ def _remark(refusal: ChainstayError) -> str:
     match refusal:
         case InfeasibleBudgetError():
             return f"needs {short_bytes(refusal.required)}"
+        case HostBudgetError():
+            return f"needs {short_bytes(refusal.required)} of host memory"
         case SolverLimitError():
             return "time limit reached"
         case BackendError():

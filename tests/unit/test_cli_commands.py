@@ -228,6 +228,15 @@ def test_profile_files_are_planned_without_a_model() -> None:
     assert run.exit_code in (2, 5)
 
 
+def test_a_strategy_that_needs_more_host_memory_is_no_reason_to_give_up() -> None:
+    Path("chain.json").write_text(CHAIN.to_json())
+    offload = ("--offload", "--link", "1GB/s", "--host-budget", "1B")
+    result = chainstay("plan", "chain.json", "-b", "60%", *offload)
+    assert result.exit_code == 0, result.stderr
+    assert "of host memory" in result.stdout
+    assert "recompute: " in result.stdout
+
+
 def test_joins_and_offloading_are_planned_from_files() -> None:
     tower = ChainProfile(input_bytes=1000, input_gradient_bytes=0, stages=(STAGE,) * 3)
     files = {
