@@ -229,7 +229,6 @@ def test_profile_files_are_planned_without_a_model() -> None:
 
 
 def test_a_strategy_that_needs_more_host_memory_is_no_reason_to_give_up() -> None:
-    Path("chain.json").write_text(CHAIN.to_json())
     offload = ("--offload", "--link", "1GB/s", "--host-budget", "1B")
     result = chainstay("plan", "chain.json", "-b", "60%", *offload)
     assert result.exit_code == 0, result.stderr
