@@ -44,6 +44,11 @@ def a_share_of_times(x: torch.Tensor, number: float) -> torch.Tensor:
     return x.repeat(int(number * 4), 1)
 
 
+def more_in_later_steps(x: torch.Tensor, number: int) -> torch.Tensor:
+    """The same by a count of steps, which seldom changes any size."""
+    return x.repeat(1 + number // 4, 1)
+
+
 def without_gradients(x: torch.Tensor, number: int) -> torch.Tensor:
     """Gradients are taken in the last of some rounds only."""
     with torch.set_grad_enabled(number < 9):
@@ -79,6 +84,16 @@ def test_sizes_that_depend_on_a_number_are_planned_for_each_number_once(
         assert len(shown(model).plans) == count
     with pytest.raises(chainstay.InfeasibleBudgetError, match="the least feasible budget"):
         model(X, 100 * unit)
+
+
+def test_a_count_of_steps_is_planned_anew_only_where_sizes_change() -> None:
+    plain = Given(more_in_later_steps)
+    model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
+    for number, most in ((0, 1), (1, 2), (2, 2), (3, 2), (4, 3), (5, 3), (6, 3), (7, 3)):
+        for one, other in zip(trained(model, number), trained(plain, number), strict=True):
+            assert torch.equal(one, other)
+        assert peak_of(model, X, number) + X.nbytes <= 45_000
+        assert len(shown(model).plans) <= most
 
 
 @pytest.mark.parametrize("decided", [without_gradients, with_dropout])
