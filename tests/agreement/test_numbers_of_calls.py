@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,12 @@ def a_share_of_times(x: torch.Tensor, number: float) -> torch.Tensor:
 def more_in_later_steps(x: torch.Tensor, number: int) -> torch.Tensor:
     """The same by a count of steps, which seldom changes any size."""
     return x.repeat(1 + number // 4, 1)
+
+
+def by_the_environment(x: torch.Tensor, number: int) -> torch.Tensor:
+    """A switch for experiments, read where TorchDynamo guards nothing."""
+    del number
+    return x * int(os.getenv("CHAINSTAY_TEST_SCALE", "1"))
 
 
 def without_gradients(x: torch.Tensor, number: int) -> torch.Tensor:
@@ -94,6 +101,18 @@ def test_a_count_of_steps_is_planned_anew_only_where_sizes_change() -> None:
             assert torch.equal(one, other)
         assert peak_of(model, X, number) + X.nbytes <= 45_000
         assert len(shown(model).plans) <= most
+
+
+def test_variables_of_the_environment_are_read_in_every_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = Given(by_the_environment)
+    model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
+    for scale in ("1", "2", "3", "1", "2"):
+        monkeypatch.setenv("CHAINSTAY_TEST_SCALE", scale)
+        for one, other in zip(trained(model, 1), trained(plain, 1), strict=True):
+            assert torch.equal(one, other)
+    assert len(shown(model).plans) == 1
 
 
 @pytest.mark.parametrize("decided", [without_gradients, with_dropout])
