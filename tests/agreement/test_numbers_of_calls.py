@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +13,12 @@ import torch
 from torch import nn
 
 import chainstay
+from chainstay.fitting import blocks
+from chainstay.runtime.capture.blocks.graphs import BlockGraphs
+from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.execute.block_executor import PlannedBlocks
+from chainstay.runtime.measures.blocks.around_blocks import Around
+from chainstay.runtime.measures.blocks.block_costs import find_blocks
 from twins import Stack, batch, peak_of, shown
 from zoo import loss_of
 
@@ -112,6 +118,60 @@ def test_variables_of_the_environment_are_read_in_every_call(
         monkeypatch.setenv("CHAINSTAY_TEST_SCALE", scale)
         for one, other in zip(trained(model, 1), trained(plain, 1), strict=True):
             assert torch.equal(one, other)
+    assert len(shown(model).plans) == 1
+
+
+class Repeated(nn.Module):
+    """Blocks that are called as often as the call says, maybe in an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Stack() for _ in range(3))
+
+    def forward(self, x: torch.Tensor, rounds: Any, step: int = 0) -> torch.Tensor:
+        del step
+        for _ in range(getattr(rounds, "number", rounds)):
+            for layer in self.layers:
+                x = layer(x)
+        return x
+
+
+@dataclass
+class Rounds:
+    """Settings of a call."""
+
+    number: int
+
+
+@pytest.mark.parametrize("holder", [int, Rounds])
+def test_blocks_that_depend_on_a_number_are_planned_for_each_before_they_run(
+    holder: Callable[[int], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = Repeated()
+    model = chainstay.fit(copy.deepcopy(plain), budget=40_000, loss=loss_of, repeats=1, by="blocks")
+    for number, count in ((1, 1), (3, 2), (1, 2), (2, 3), (3, 3), (1, 3)):
+        rounds = holder(number)
+        for one, other in zip(trained(model, rounds), trained(plain, rounds), strict=True):
+            assert torch.equal(one, other)
+        assert peak_of(model, X, rounds) + X.nbytes <= 40_000
+        assert len(shown(model).plans) == count
+    assert "that its plan does not have" not in capsys.readouterr().err
+
+
+def test_numbers_that_change_no_blocks_are_not_looked_at_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = chainstay.fit(Repeated(), budget=40_000, loss=loss_of, repeats=1, by="blocks")
+    looks: list[Host] = []
+
+    def look(host: Host, graphs: BlockGraphs) -> Around:
+        looks.append(host)
+        return find_blocks(host, graphs)
+
+    monkeypatch.setattr(blocks, "find_blocks", look)
+    for step in range(12):
+        loss_of(model(X, 1, step=step)).backward()
+    assert len(looks) == 9  # the first call and eight in vain
     assert len(shown(model).plans) == 1
 
 
