@@ -29,7 +29,7 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.execute.handles import present_hooks
-from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks
+from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks, peak_around
 from chainstay.runtime.measures.progress import say
 
 _MOST_LOOKS: Final = 8
@@ -85,6 +85,7 @@ class BlockForward:
         graphs: The graphs of its blocks.
         alike: Kinds of calls, by training mode, autocast, and layouts of the arguments.
         known: Plans by the graphs of the blocks.
+        peaks: The most bytes that a step took outside of these blocks when they were planned.
         lists: The children of the lists that blocks are in, and of all modules around these, and
             what torch.compile has made of them, when a plan was made last.
     """
@@ -95,6 +96,7 @@ class BlockForward:
     graphs: BlockGraphs = field(init=False)
     alike: dict[Hashable, _Numbers] = field(default_factory=dict)
     known: dict[Hashable, PlannedBlocks] = field(default_factory=dict)
+    peaks: dict[Hashable, int] = field(default_factory=dict)
     lists: dict[nn.Module, tuple[object, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -205,7 +207,9 @@ class BlockForward:
         except NothingToPlanError:
             return None
         key, stages = around.chain.key, around.chain.stages
-        known = self.known.get(key)
+        known, peak = self.known.get(key), peak_around(around)
+        if known is not None and peak > self.peaks[key] + known.solution.budget // 100:
+            known = None  # its blocks are these, but the model takes more around them
         again = None if known is None else blocks_again(around, known.schedule)
         if known is not None and again is not None:
             self.known[key] = replace(known, schedule=again)
@@ -218,7 +222,7 @@ class BlockForward:
                 raise planner.at_shapes(refusal, shapes, self._told()) from None
             origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}\n"
             self.known.pop(key, None)  # the plan made last is at the end
-            self.known[key] = replace(planned, origin=origin)
+            self.known[key], self.peaks[key] = replace(planned, origin=origin), peak
             planner.add(self.known[key], shapes, call, self.device)
         self.open_entrances(call.model)
         return self.known[key]

@@ -158,6 +158,30 @@ def test_blocks_that_depend_on_a_number_are_planned_for_each_before_they_run(
     assert "that its plan does not have" not in capsys.readouterr().err
 
 
+class MoreAround(Repeated):
+    """A call may ask for an auxiliary loss, made outside of the blocks."""
+
+    def forward(self, x: torch.Tensor, has_auxiliary: Any, step: int = 0) -> torch.Tensor:
+        x = super().forward(x, 1, step)
+        return x.repeat(16, 1).exp().tanh().sin() if has_auxiliary else x
+
+
+def test_blocks_with_more_memory_around_them_are_planned_anew() -> None:
+    plain = MoreAround()
+    model = chainstay.fit(
+        copy.deepcopy(plain), budget=120_000, loss=loss_of, repeats=1, by="blocks"
+    )
+    for flag, count in ((False, 1), (True, 2), (False, 2), (True, 2)):
+        for one, other in zip(trained(model, flag), trained(plain, flag), strict=True):
+            assert torch.equal(one, other)
+        assert peak_of(model, X, flag) + X.nbytes <= 120_000
+        assert len(shown(model).plans) == count
+    model = chainstay.fit(copy.deepcopy(plain), budget=60_000, loss=loss_of, repeats=1, by="blocks")
+    model(X, has_auxiliary=False)
+    with pytest.raises(chainstay.InfeasibleBudgetError, match="the least feasible budget"):
+        model(X, has_auxiliary=True)
+
+
 def test_numbers_that_change_no_blocks_are_not_looked_at_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
