@@ -56,6 +56,12 @@ def more_in_later_steps(x: torch.Tensor, number: int) -> torch.Tensor:
     return x.repeat(1 + number // 4, 1)
 
 
+def added(x: torch.Tensor, rows: Any) -> torch.Tensor:
+    """Tensors of any number of rows, in an object."""
+    total: torch.Tensor = rows.number.sum(0)
+    return x + total
+
+
 def by_the_environment(x: torch.Tensor, number: int) -> torch.Tensor:
     """A switch for experiments, read where TorchDynamo guards nothing."""
     del number
@@ -73,7 +79,7 @@ def with_dropout(x: torch.Tensor, number: int) -> torch.Tensor:
     return nn.functional.dropout(x, 0.1, training=number > 2)
 
 
-def trained(model: nn.Module, number: float) -> list[torch.Tensor]:
+def trained(model: nn.Module, number: Any) -> list[torch.Tensor]:
     """The loss of a step, its gradients and the random state."""
     model.zero_grad()
     torch.manual_seed(0)
@@ -121,6 +127,16 @@ def test_variables_of_the_environment_are_read_in_every_call(
     assert len(shown(model).plans) == 1
 
 
+def test_tensors_in_objects_are_planned_once_for_each_size() -> None:
+    plain = Given(added)
+    model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
+    for rows, count in ((2, 1), (3, 2), (2, 2), (4, 3), (3, 3), (2, 3)):
+        given = Rounds(torch.randn(rows, 1, 16))
+        for one, other in zip(trained(model, given), trained(plain, given), strict=True):
+            assert torch.equal(one, other)
+        assert len(shown(model).plans) == count
+
+
 class Repeated(nn.Module):
     """Blocks that are called as often as the call says, maybe in an object."""
 
@@ -140,7 +156,7 @@ class Repeated(nn.Module):
 class Rounds:
     """Settings of a call."""
 
-    number: int
+    number: Any
 
 
 @pytest.mark.parametrize("holder", [int, Rounds])

@@ -38,6 +38,7 @@ from chainstay.runtime.capture.graph_inputs import (
     sizing_numbers,
     takes_any_size,
 )
+from chainstay.runtime.capture.output_leaves import argument_tensors
 from chainstay.runtime.capture.tracing import (
     NoFullGraphError,
     NotRunError,
@@ -50,7 +51,6 @@ from chainstay.runtime.capture.tracing import (
 )
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
 from chainstay.runtime.capture.unguarded import has_read_environment, unguarded
-from chainstay.runtime.stage.states import tensors_in
 
 CapturedForward = Callable[..., Sequence[Any]]
 """Runs a captured graph: takes its inputs, gives its outputs."""
@@ -163,8 +163,11 @@ class _SizedFunction(NamedTuple):
 
 
 def _sizes_of(arguments: Any) -> Sizes:
-    """Return the sizes of the tensors in there; nested ones, which are refused, may have none."""
-    return tuple([tensor.shape for tensor in tensors_in(arguments) if not tensor.is_nested])
+    """Return the sizes of the tensors in there, in objects as well.
+
+    Nested ones, which are refused, may have none.
+    """
+    return tuple([tensor.shape for tensor in argument_tensors(arguments) if not tensor.is_nested])
 
 
 class GraphCapture:
