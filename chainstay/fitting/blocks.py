@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -28,11 +29,38 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.execute.handles import present_hooks
-from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks
+from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks, peak_around
 from chainstay.runtime.measures.progress import say
 
 _MOST_LOOKS: Final = 8
 """How often a kind of call is looked at anew, and told of, for other blocks than before."""
+
+
+_MOST_IN_VAIN: Final = 8
+"""New numbers in a row without a new plan, after which such are no longer looked at."""
+
+_MOST_NUMBERS: Final = 64
+"""Numbers whose blocks are looked at, for calls that are otherwise alike."""
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """The kinds of calls that differ in numbers only.
+
+    Attributes:
+        kinds: The kinds, by numbers.
+        in_vain: How many new numbers in a row had blocks that there was a plan for.
+    """
+
+    kinds: dict[Hashable, _Kind] = field(default_factory=dict)
+    in_vain: int = 0
+
+    def kind(self, numbers: Hashable) -> _Kind | None:
+        """Return the kind of calls with these numbers, the latest kind where none matter."""
+        may_matter = self.in_vain < _MOST_IN_VAIN and len(self.kinds) < _MOST_NUMBERS
+        if may_matter or numbers in self.kinds:
+            return self.kinds.get(numbers)
+        return list(self.kinds.values())[-1]
 
 
 @dataclass(slots=True)
@@ -42,7 +70,6 @@ class _Kind:
     planned: PlannedBlocks | None  # `None` if such calls run plainly
     looks: int = 1  # how often its blocks were looked for
     is_outgrown: bool = False  # a call has run blocks that the plan does not know
-    may_stay: bool = False  # it knew them, but with other numbers or kernels
     told: set[Hashable] = field(default_factory=set)  # blocks of calls that people were told of
     looked_at: set[Hashable] = field(default_factory=set)  # those that no plan has all the same
 
@@ -56,8 +83,9 @@ class BlockForward:
         device: The model's device.
         reason: Why it goes by blocks, for people.
         graphs: The graphs of its blocks.
-        kinds: Kinds of calls, by training mode, autocast, and layouts of the arguments.
+        alike: Kinds of calls, by training mode, autocast, and layouts of the arguments.
         known: Plans by the graphs of the blocks.
+        peaks: The most bytes that a step took outside of these blocks when they were planned.
         lists: The children of the lists that blocks are in, and of all modules around these, and
             what torch.compile has made of them, when a plan was made last.
     """
@@ -66,8 +94,9 @@ class BlockForward:
     device: torch.device
     reason: str
     graphs: BlockGraphs = field(init=False)
-    kinds: dict[Hashable, _Kind] = field(default_factory=dict)
+    alike: dict[Hashable, _Numbers] = field(default_factory=dict)
     known: dict[Hashable, PlannedBlocks] = field(default_factory=dict)
+    peaks: dict[Hashable, int] = field(default_factory=dict)
     lists: dict[nn.Module, tuple[object, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,6 +106,8 @@ class BlockForward:
         """The model's output, its blocks run as `planned` by `plan_for`; `is_new` if just now."""
         if planned is None:
             return call()
+        kind = self.alike[self._look_of(call)].kind(call.numbers)
+        assert kind is not None, "the plan is that of its kind"
         run = BlockRun(planned.schedule)
         checked, around = not is_sharded(call.model), present_hooks()
 
@@ -93,16 +124,19 @@ class BlockForward:
             output = call()
         run.end()
         if run.others or run.changed or not run.called:
-            self._outgrown(call, run, is_new=is_new)
+            self._outgrown(call, run, kind, is_new=is_new)
         return output
 
     def use(self, planned: PlannedBlocks) -> None:
         """Go by another plan of the same blocks in place of the one made last."""
         key, before = list(self.known.items())[-1]
         self.known[key] = planned
-        for kind in self.kinds.values():
+        for kind in self._kinds():
             if kind.planned is before:
                 kind.planned = planned
+
+    def _kinds(self) -> list[_Kind]:
+        return [kind for numbers in self.alike.values() for kind in numbers.kinds.values()]
 
     def open_entrances(self, model: nn.Module) -> None:
         """Let calls of the blocks that there are plans for be run by these, and others be seen."""
@@ -121,32 +155,46 @@ class BlockForward:
     def known_kind(self, call: Call) -> _Kind | None:
         """Return the kind of `call`, if it is known how such a call runs."""
         if any(_children(module) != before for module, before in self.lists.items()):
-            for known in self.kinds.values():
+            for known in self._kinds():
                 known.is_outgrown = known.planned is not None
-        kind = self.kinds.get(self._look_of(call))
+        alike = self.alike.get(self._look_of(call))
+        kind = None if alike is None else alike.kind(call.numbers)
         return None if kind is None or kind.is_outgrown else kind
 
     def plan_for(self, call: Call) -> PlannedBlocks | None:
         """The plan that `call` goes by; ``None`` if it goes by none."""
-        look = self._look_of(call)
-        kind = self.kinds.get(look)
-        if kind is None:
-            kind = self.kinds[look] = _Kind(self._planned(call, is_new=True))
+        alike, numbers = self.alike.setdefault(self._look_of(call), _Numbers()), call.numbers
+        kind = alike.kind(numbers)
+        if kind is None and alike.kinds:
+            kind = self._kind_of_numbers(call, alike)
+        elif kind is None:
+            kind = alike.kinds[numbers] = _Kind(self._planned(call, is_new=True))
         elif kind.is_outgrown:
             kind.looks += 1
-            try:
-                kind.planned = self._planned(call, is_new=False) or kind.planned
-            except InfeasibleBudgetError:
-                if not kind.may_stay:
-                    raise
-                kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
-            except UnsupportedModelError:
-                pass  # this call has too few blocks for a plan; the one before holds for them
+            with suppress(UnsupportedModelError):  # too few blocks: the plan before holds for them
+                planned = self._planned(call, is_new=False)
+                if planned is None:
+                    kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
+                kind.planned = planned or kind.planned
             kind.is_outgrown = False
         return kind.planned
 
+    def _kind_of_numbers(self, call: Call, alike: _Numbers) -> _Kind:
+        """Return the kind of a call whose numbers are new; its blocks may be others."""
+        planned, plans = list(alike.kinds.values())[-1].planned, len(self.planner.plans)
+        if planned is not None:
+            with suppress(UnsupportedModelError):  # too few blocks: the plan before holds for them
+                planned = self._planned(call, is_new=False) or planned
+        alike.in_vain = alike.in_vain + 1 if len(self.planner.plans) == plans else 0
+        kind = alike.kinds[call.numbers] = _Kind(planned)
+        return kind
+
     def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
-        """A plan for the blocks of `call`: a known one, or else a new one."""
+        """A plan for the blocks of `call`: a known one, or else a new one.
+
+        ``None`` if there is nothing to plan, or if blocks that there was a plan for now save more
+        than the budget has room for.
+        """
         planner, shapes = (
             self.planner,
             listed_shapes([str(tuple(tensor.shape)) for tensor in call.tensors]),
@@ -159,7 +207,9 @@ class BlockForward:
         except NothingToPlanError:
             return None
         key, stages = around.chain.key, around.chain.stages
-        known = self.known.get(key)
+        known, peak = self.known.get(key), peak_around(around)
+        if known is not None and peak > self.peaks[key] + known.solution.budget // 100:
+            known = None  # its blocks are these, but the model takes more around them
         again = None if known is None else blocks_again(around, known.schedule)
         if known is not None and again is not None:
             self.known[key] = replace(known, schedule=again)
@@ -167,10 +217,12 @@ class BlockForward:
             try:
                 planned = planner.maker.of_blocks(around, is_first=not planner.plans)
             except InfeasibleBudgetError as refusal:
+                if known is not None and not is_new:
+                    return None
                 raise planner.at_shapes(refusal, shapes, self._told()) from None
             origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}\n"
             self.known.pop(key, None)  # the plan made last is at the end
-            self.known[key] = replace(planned, origin=origin)
+            self.known[key], self.peaks[key] = replace(planned, origin=origin), peak
             planner.add(self.known[key], shapes, call, self.device)
         self.open_entrances(call.model)
         return self.known[key]
@@ -181,9 +233,9 @@ class BlockForward:
             return ""
         return f" Its blocks are the stages, not the operators of its graph{self.reason}."
 
-    def _outgrown(self, call: Call, run: BlockRun, *, is_new: bool) -> None:
+    def _outgrown(self, call: Call, run: BlockRun, kind: _Kind, *, is_new: bool) -> None:
         """A call has run blocks that its plan does not know, or not as they are now, or none."""
-        kind, blocks = self.kinds[self._look_of(call)], tuple(run.called)
+        blocks = tuple(run.called)
         is_unplanned = bool(run.others) or not blocks
         if is_new and is_unplanned:
             kind.looked_at.add(blocks)
@@ -196,7 +248,7 @@ class BlockForward:
         if known and run.others:
             kind.planned, then = known[-1], "the next one goes by the plan for such calls"
         elif may_plan and blocks not in kind.looked_at:
-            kind.is_outgrown, kind.may_stay = True, not run.others
+            kind.is_outgrown = True
             then = "the next one is planned anew"
         else:
             then = "others like it will, too"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +13,12 @@ import torch
 from torch import nn
 
 import chainstay
+from chainstay.fitting import blocks
+from chainstay.runtime.capture.blocks.graphs import BlockGraphs
+from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.execute.block_executor import PlannedBlocks
+from chainstay.runtime.measures.blocks.around_blocks import Around
+from chainstay.runtime.measures.blocks.block_costs import find_blocks
 from twins import Stack, batch, peak_of, shown
 from zoo import loss_of
 
@@ -44,6 +51,23 @@ def a_share_of_times(x: torch.Tensor, number: float) -> torch.Tensor:
     return x.repeat(int(number * 4), 1)
 
 
+def more_in_later_steps(x: torch.Tensor, number: int) -> torch.Tensor:
+    """The same by a count of steps, which seldom changes any size."""
+    return x.repeat(1 + number // 4, 1)
+
+
+def added(x: torch.Tensor, rows: Any) -> torch.Tensor:
+    """Tensors of any number of rows, in an object."""
+    total: torch.Tensor = rows.number.sum(0)
+    return x + total
+
+
+def by_the_environment(x: torch.Tensor, number: int) -> torch.Tensor:
+    """A switch for experiments, read where TorchDynamo guards nothing."""
+    del number
+    return x * int(os.getenv("CHAINSTAY_TEST_SCALE", "1"))
+
+
 def without_gradients(x: torch.Tensor, number: int) -> torch.Tensor:
     """Gradients are taken in the last of some rounds only."""
     with torch.set_grad_enabled(number < 9):
@@ -55,7 +79,7 @@ def with_dropout(x: torch.Tensor, number: int) -> torch.Tensor:
     return nn.functional.dropout(x, 0.1, training=number > 2)
 
 
-def trained(model: nn.Module, number: float) -> list[torch.Tensor]:
+def trained(model: nn.Module, number: Any) -> list[torch.Tensor]:
     """The loss of a step, its gradients and the random state."""
     model.zero_grad()
     torch.manual_seed(0)
@@ -79,6 +103,116 @@ def test_sizes_that_depend_on_a_number_are_planned_for_each_number_once(
         assert len(shown(model).plans) == count
     with pytest.raises(chainstay.InfeasibleBudgetError, match="the least feasible budget"):
         model(X, 100 * unit)
+
+
+def test_a_count_of_steps_is_planned_anew_only_where_sizes_change() -> None:
+    plain = Given(more_in_later_steps)
+    model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
+    for number, most in ((0, 1), (1, 2), (2, 2), (3, 2), (4, 3), (5, 3), (6, 3), (7, 3)):
+        for one, other in zip(trained(model, number), trained(plain, number), strict=True):
+            assert torch.equal(one, other)
+        assert peak_of(model, X, number) + X.nbytes <= 45_000
+        assert len(shown(model).plans) <= most
+
+
+def test_variables_of_the_environment_are_read_in_every_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = Given(by_the_environment)
+    model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
+    for scale in ("1", "2", "3", "1", "2"):
+        monkeypatch.setenv("CHAINSTAY_TEST_SCALE", scale)
+        for one, other in zip(trained(model, 1), trained(plain, 1), strict=True):
+            assert torch.equal(one, other)
+    assert len(shown(model).plans) == 1
+
+
+def test_tensors_in_objects_are_planned_once_for_each_size() -> None:
+    plain = Given(added)
+    model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
+    for rows, count in ((2, 1), (3, 2), (2, 2), (4, 3), (3, 3), (2, 3)):
+        given = Rounds(torch.randn(rows, 1, 16))
+        for one, other in zip(trained(model, given), trained(plain, given), strict=True):
+            assert torch.equal(one, other)
+        assert len(shown(model).plans) == count
+
+
+class Repeated(nn.Module):
+    """Blocks that are called as often as the call says, maybe in an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Stack() for _ in range(3))
+
+    def forward(self, x: torch.Tensor, rounds: Any, step: int = 0) -> torch.Tensor:
+        del step
+        for _ in range(getattr(rounds, "number", rounds)):
+            for layer in self.layers:
+                x = layer(x)
+        return x
+
+
+@dataclass
+class Rounds:
+    """Settings of a call."""
+
+    number: Any
+
+
+@pytest.mark.parametrize("holder", [int, Rounds])
+def test_blocks_that_depend_on_a_number_are_planned_for_each_before_they_run(
+    holder: Callable[[int], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = Repeated()
+    model = chainstay.fit(copy.deepcopy(plain), budget=40_000, loss=loss_of, repeats=1, by="blocks")
+    for number, count in ((1, 1), (3, 2), (1, 2), (2, 3), (3, 3), (1, 3)):
+        rounds = holder(number)
+        for one, other in zip(trained(model, rounds), trained(plain, rounds), strict=True):
+            assert torch.equal(one, other)
+        assert peak_of(model, X, rounds) + X.nbytes <= 40_000
+        assert len(shown(model).plans) == count
+    assert "that its plan does not have" not in capsys.readouterr().err
+
+
+class MoreAround(Repeated):
+    """A call may ask for an auxiliary loss, made outside of the blocks."""
+
+    def forward(self, x: torch.Tensor, has_auxiliary: Any, step: int = 0) -> torch.Tensor:
+        x = super().forward(x, 1, step)
+        return x.repeat(16, 1).exp().tanh().sin() if has_auxiliary else x
+
+
+def test_blocks_with_more_memory_around_them_are_planned_anew() -> None:
+    plain = MoreAround()
+    model = chainstay.fit(
+        copy.deepcopy(plain), budget=120_000, loss=loss_of, repeats=1, by="blocks"
+    )
+    for flag, count in ((False, 1), (True, 2), (False, 2), (True, 2)):
+        for one, other in zip(trained(model, flag), trained(plain, flag), strict=True):
+            assert torch.equal(one, other)
+        assert peak_of(model, X, flag) + X.nbytes <= 120_000
+        assert len(shown(model).plans) == count
+    model = chainstay.fit(copy.deepcopy(plain), budget=60_000, loss=loss_of, repeats=1, by="blocks")
+    model(X, has_auxiliary=False)
+    with pytest.raises(chainstay.InfeasibleBudgetError, match="the least feasible budget"):
+        model(X, has_auxiliary=True)
+
+
+def test_numbers_that_change_no_blocks_are_not_looked_at_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = chainstay.fit(Repeated(), budget=40_000, loss=loss_of, repeats=1, by="blocks")
+    looks: list[Host] = []
+
+    def look(host: Host, graphs: BlockGraphs) -> Around:
+        looks.append(host)
+        return find_blocks(host, graphs)
+
+    monkeypatch.setattr(blocks, "find_blocks", look)
+    for step in range(12):
+        loss_of(model(X, 1, step=step)).backward()
+    assert len(looks) == 9  # the first call and eight in vain
+    assert len(shown(model).plans) == 1
 
 
 @pytest.mark.parametrize("decided", [without_gradients, with_dropout])

@@ -27,8 +27,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import fx
 from torch._guards import TracingContext
-from torch.nn.modules import module
-from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +38,7 @@ from chainstay.runtime.capture.graph_inputs import (
     sizing_numbers,
     takes_any_size,
 )
+from chainstay.runtime.capture.output_leaves import argument_tensors
 from chainstay.runtime.capture.tracing import (
     NoFullGraphError,
     NotRunError,
@@ -51,7 +50,7 @@ from chainstay.runtime.capture.tracing import (
     tracing_settings,
 )
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
-from chainstay.runtime.stage.states import tensors_in
+from chainstay.runtime.capture.unguarded import has_read_environment, unguarded
 
 CapturedForward = Callable[..., Sequence[Any]]
 """Runs a captured graph: takes its inputs, gives its outputs."""
@@ -164,8 +163,11 @@ class _SizedFunction(NamedTuple):
 
 
 def _sizes_of(arguments: Any) -> Sizes:
-    """Return the sizes of the tensors in there; nested ones, which are refused, may have none."""
-    return tuple([tensor.shape for tensor in tensors_in(arguments) if not tensor.is_nested])
+    """Return the sizes of the tensors in there, in objects as well.
+
+    Nested ones, which are refused, may have none.
+    """
+    return tuple([tensor.shape for tensor in argument_tensors(arguments) if not tensor.is_nested])
 
 
 class GraphCapture:
@@ -182,6 +184,7 @@ class GraphCapture:
         self._receive = receive
         self._name = name
         self._draws_numbers = False  # Python's, which traced code draws in front of its graph
+        self._reads_environment = False  # variables of the process, which are no guards of torch
         self._admits_tracing: tuple[bool, ...] = (True, False)  # what it is told, try by try
         self._masks_left_out: bool | None = False  # some were; with None they all stay
         self._has_graphs = False  # numbers that differ from theirs become inputs
@@ -204,6 +207,7 @@ class GraphCapture:
                 capture._masks_left_out |= constant_masks_left_out(graph)  # noqa: SLF001  # likewise
             forward = capture._receive(graph, inputs)  # noqa: SLF001  # its own
             capture._has_graphs = True  # noqa: SLF001  # likewise
+            capture._reads_environment |= has_read_environment()  # noqa: SLF001  # likewise
 
             def run(*given: Any) -> Sequence[Any]:
                 if _tracing.is_sample and not isinstance(forward, GraphForward):
@@ -243,7 +247,7 @@ class GraphCapture:
             raise UnknownCallError
         random_state = random.getstate() if self._draws_numbers else None
         try:
-            return compiled.known(self._function, args, kwargs, _unguarded(args))
+            return compiled.known(self._function, args, kwargs, self._state(args))
         except NotRunError:
             if random_state is not None:
                 random.setstate(random_state)
@@ -304,6 +308,9 @@ class GraphCapture:
                     return self._trace(args, kwargs, admits_tracing=first)
             raise reason from reason.__cause__
 
+    def _state(self, args: tuple[Any, ...]) -> str:
+        return unguarded(args, has_environment=self._reads_environment)
+
     def _keep_masks(self) -> bool:
         """Leave out no masks of attention from now on; ``False`` if none was left out."""
         were_any, self._masks_left_out = self._masks_left_out, None
@@ -336,7 +343,7 @@ class GraphCapture:
             _tracing.active = True
             try:
                 with modes_set_aside():
-                    return compiled.traced(self._function, args, kwargs, _unguarded(args))
+                    return compiled.traced(self._function, args, kwargs, self._state(args))
             except NotRunError:
                 if random.getstate() != random_state:
                     self._draws_numbers = True
@@ -366,28 +373,6 @@ def _guarded(
     if not _is_traced() or state == "unknown":
         raise UnknownCallError
     return function(*args, **kwargs)
-
-
-def _unguarded(args: tuple[Any, ...]) -> str:
-    """Return what TorchDynamo has no guards for, as a text.
-
-    That is the numbers of all global module hooks, each of which torch gives out once; and types
-    of parameters, which torch 2.6 looks at again only if a module got another parameter.
-    """
-    tables = (
-        module._global_forward_pre_hooks,  # noqa: SLF001  # no public way to see them
-        module._global_forward_hooks,  # noqa: SLF001  # likewise
-        module._global_backward_pre_hooks,  # noqa: SLF001  # likewise
-        module._global_backward_hooks,  # noqa: SLF001  # likewise
-    )
-    hooks = str([list(table) for table in tables]) if any(tables) else ""
-    if not _IS_BLIND or not args or not isinstance(args[0], module.Module):
-        return hooks
-    held = (*args[0].parameters(), *args[0].buffers())
-    return f"{hooks} {hash(tuple((tensor.dtype, tensor.requires_grad) for tensor in held))}"
-
-
-_IS_BLIND: Final = TorchVersion(torch.__version__) < "2.7"
 
 
 def _is_traced() -> bool:

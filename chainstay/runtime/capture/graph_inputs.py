@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ class InputKind(Enum):
             runs. A plan's memory does not count it.
         ARGUMENT: A tensor that the model is called with, which counts.
         NUMBER: A Python number that may differ from call to call.
-        SIZE: Such a number that the size of a tensor depends on; each has a plan of its own.
+        SIZE: Such a number that the size of a tensor depends on; other sizes have other plans.
     """
 
     HELD = "held"
@@ -42,10 +43,14 @@ class GraphInput:
     Attributes:
         kind: The kind of the input.
         name: The name in messages: ``layers.0.weight`` for instance.
+        symbol: What stands for a `SIZE` in `sizes`; ``None`` for one that is not in there.
+        sizes: The sizes in which the symbol is.
     """
 
     kind: InputKind
     name: str
+    symbol: Any = None
+    sizes: tuple[Any, ...] = ()
 
 
 def takes_any_size(module: fx.GraphModule) -> bool:
@@ -61,33 +66,56 @@ def inputs_of(module: fx.GraphModule, values: Sequence[object]) -> tuple[GraphIn
 
     nodes = module.graph.find_nodes(op="placeholder")
     shapes = [shape for node in module.graph.nodes for shape in _shapes_at(node)]
-    sizing = free_symbols([size for shape in shapes for size in shape])
+    sizes = {s.node.expr for shape in shapes for s in shape if isinstance(s, torch.SymInt)}
+    sizing = free_symbols(list(sizes))
     numbers = {
-        node: free_symbols(node.meta["example_value"])
+        node: node.meta["example_value"].node.expr
         for node in nodes
         if isinstance(node.meta.get("example_value"), torch.SymInt)
     }
     given_sizes = free_symbols([size for node in nodes for s in _shapes_at(node) for size in s])
-    has_others = bool(sizing - given_sizes - set().union(*numbers.values()))  # of fractions
+    has_others = bool(sizing - given_sizes - free_symbols(list(numbers.values())))  # of fractions
 
-    def decides_sizes(node: fx.Node, given: GraphInput) -> bool:
-        if node in numbers:
-            return not sizing.isdisjoint(numbers[node])
-        return given.kind is InputKind.NUMBER and has_others
+    def decided(node: fx.Node, given: GraphInput) -> GraphInput:
+        number = numbers.get(node)
+        if number is None:
+            decides = given.kind is InputKind.NUMBER and has_others
+            return replace(given, kind=InputKind.SIZE) if decides else given
+        made = [size for size in sizes if not size.free_symbols.isdisjoint(number.free_symbols)]
+        if not made:
+            return given
+        if not number.is_symbol:
+            return replace(given, kind=InputKind.SIZE)
+        return replace(
+            given, kind=InputKind.SIZE, symbol=number, sizes=tuple(sorted(made, key=str))
+        )
 
-    return tuple(
-        replace(given, kind=InputKind.SIZE) if decides_sizes(node, given) else given
-        for node, given in zip(nodes, map(_input_of, nodes, values), strict=True)
-    )
+    return tuple(map(decided, nodes, map(_input_of, nodes, values)))
 
 
 def sizing_numbers(inputs: Iterable[GraphInput], values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the numbers among the inputs of a call that sizes of tensors depend on."""
-    found = (value for value, given in zip(values, inputs) if given.kind is InputKind.SIZE)  # noqa: B905  # constants are behind the inputs
-    return tuple(value.item() if isinstance(value, torch.Tensor) else value for value in found)
+    """Return the sizes that numbers among the inputs of a call make; or such numbers themselves.
+
+    A counter that grows in every step may leave the sizes as they are for thousands of them.
+    """
+    pairs = zip(inputs, values)  # noqa: B905  # constants are behind the inputs
+    found = [pair for pair in pairs if pair[0].kind is InputKind.SIZE]
+    if not found:
+        return ()
+    numbers = [v.item() if isinstance(v, torch.Tensor) else v for _, v in found]
+    return _sizes_made(tuple(given for given, _ in found), tuple(numbers))
 
 
-def _shapes_at(node: fx.Node) -> list[torch.Size]:
+@lru_cache(maxsize=1024)
+def _sizes_made(inputs: tuple[GraphInput, ...], numbers: tuple[float, ...]) -> tuple[Any, ...]:
+    pairs = list(zip(inputs, numbers, strict=True))
+    known = {given.symbol: number for given, number in pairs if given.symbol is not None}
+    others = [number for given, number in pairs if given.symbol is None]
+    sizes = dict.fromkeys(size for given in inputs for size in given.sizes)
+    return (*others, *(str(size.subs(known)) for size in sizes))
+
+
+def _shapes_at(node: fx.Node) -> list[tuple[Any, ...]]:
     """Return the shapes of the tensors that an operator gives, in which sizes may be symbols."""
     values = tree_leaves(node.meta.get("example_value"))
     return [value.shape for value in values if isinstance(value, torch.Tensor)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from itertools import islice
+from numbers import Number
 from types import ModuleType
 from typing import Any, Final
 
@@ -14,6 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 _CLOSED: Final = (torch.Tensor, nn.Module, ModuleType, type)
 """Objects that hold no part of an output."""
+
+_PLAIN: Final = (Number, str, Enum, type(None))
+"""What may decide which blocks are called, and with how much; NumPy's numbers are among these."""
 
 _MOST_HOLDERS: Final = 256
 """Objects among arguments that are looked into: a data set may be there."""
@@ -37,6 +42,20 @@ def argument_tensors(arguments: object) -> list[torch.Tensor]:
     held = _held_by(leaves, most=_MOST_HOLDERS)
     own = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     return [*own, *(tensor for tensor in held if not isinstance(tensor, nn.Parameter))]
+
+
+def argument_numbers(arguments: object) -> tuple[Hashable, ...]:
+    """Return the numbers, texts and flags among arguments, then those that objects hold."""
+    pending, found, seen = tree_leaves(arguments), list[Hashable](), set[int]()
+    for value in islice(pending, _MOST_HOLDERS):  # grows meanwhile
+        if isinstance(value, _PLAIN):
+            found.append(value)
+        elif isinstance(value, slice | range):
+            found.append(str(value))
+        elif not isinstance(value, _CLOSED) and id(value) not in seen:
+            seen.add(id(value))
+            pending += tree_leaves(_parts_of(value))
+    return tuple(found)
 
 
 def _held_by(leaves: Sequence[object], most: int | None = None) -> Iterator[torch.Tensor]:

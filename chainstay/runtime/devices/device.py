@@ -96,20 +96,22 @@ def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
     """Return the device that a model trains on, by its tensors and those it is called with.
 
     That is the accelerator, if one is among them: what is on the host beside it (a batch that the
-    model moves, the lengths of sentences) stays there. Tensors of one number do not count.
+    model moves, the lengths of sentences) stays there. Tensors of one number do not count, nor do
+    those without values.
 
     Raises:
         UnsupportedModelError: They are on several accelerators.
     """
     found = list(tensors)
     devices = dict.fromkeys(tensor.device for tensor in found if tensor.dim() > 0)
-    accelerators = [device for device in devices if device.type != "cpu"]
+    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
     if len(accelerators) > 1:
         names = " and ".join(sorted(map(str, accelerators)))
         raise UnsupportedModelError(
             f"the model and its arguments are on {names}; move them to one device"
         )
-    rest = [*accelerators, *devices, *(tensor.device for tensor in found)]
+    present = [device for device in devices if device.type != "meta"]
+    rest = [*accelerators, *present, *devices, *(tensor.device for tensor in found)]
     return next(iter(rest), torch.device("cpu"))
 
 

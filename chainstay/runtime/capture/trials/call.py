@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
-from chainstay.runtime.capture.output_leaves import argument_tensors
+from chainstay.runtime.capture.output_leaves import argument_numbers, argument_tensors
 from chainstay.runtime.capture.trials.isolation import (
     StandIns,
     arguments_like,
@@ -93,6 +93,11 @@ class Call:
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the arguments, and in objects among them."""
         return argument_tensors((self.args, self.kwargs))
+
+    @property
+    def numbers(self) -> tuple[Hashable, ...]:
+        """The numbers, texts and flags among the arguments, and in objects among them."""
+        return argument_numbers((self.args, self.kwargs))
 
     def require_plannable(self) -> None:
         """Refuse what no plan goes by.

@@ -125,6 +125,12 @@ class Around:
         """A run around the blocks in which nobody looks at memory or a clock."""
         return _Trip(self, tuple(map(Gradients.usual, self.sample.states)), lambda: None)
 
+    def peak_bytes(self) -> int:
+        """Return the most bytes in use in one step without the blocks."""
+        gradients = tuple(map(Gradients.usual, self.sample.states))
+        traces = trace_marked(lambda mark: self._run(_Trip(self, gradients, mark)), self.device)
+        return max(trace.peak_bytes for trace in traces) - traces[0].end_bytes
+
     def measured(self, gradients: Sequence[Gradients], repeats: int) -> Outside:
         """Memory and time.
 

@@ -82,6 +82,12 @@ def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
     return around
 
 
+def peak_around(around: Around) -> int:
+    """Return the most bytes that a step takes outside of its blocks."""
+    with measuring(around.device):
+        return around.peak_bytes()
+
+
 def with_loss(around: Around, loss: Loss) -> Around:
     """The same with a loss behind the model.
 

@@ -1,0 +1,46 @@
+"""What traced code may have read and TorchDynamo has no guards for."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import torch
+from torch._guards import TracingContext
+from torch.nn.modules import module
+from torch.torch_version import TorchVersion
+
+
+def unguarded(args: tuple[Any, ...], *, has_environment: bool) -> str:
+    """Return what TorchDynamo has no guards for, as a text.
+
+    That is the numbers of all global module hooks, each of which torch gives out once; types
+    of parameters, which torch 2.6 looks at again only if a module got another parameter; and the
+    variables of the process's environment, where it is known that the function reads any.
+    """
+    tables = (
+        module._global_forward_pre_hooks,  # noqa: SLF001  # no public way to see them
+        module._global_forward_hooks,  # noqa: SLF001  # likewise
+        module._global_backward_pre_hooks,  # noqa: SLF001  # likewise
+        module._global_backward_hooks,  # noqa: SLF001  # likewise
+    )
+    hooks = str([list(table) for table in tables]) if any(tables) else ""
+    told = f"{hooks} {sorted(os.environ.items())}" if has_environment else hooks
+    if not _IS_BLIND or not args or not isinstance(args[0], module.Module):
+        return told
+    held = (*args[0].parameters(), *args[0].buffers())
+    return f"{told} {hash(tuple((tensor.dtype, tensor.requires_grad) for tensor in held))}"
+
+
+_IS_BLIND: Final = TorchVersion(torch.__version__) < "2.7"
+
+
+def has_read_environment() -> bool:
+    """Whether what TorchDynamo has just traced reads variables of the environment.
+
+    ``os.getenv(name)`` and ``name in os.environ`` leave no guard; functions of the module `os` are
+    seldom traced but for these. torch 2.6 does not tell.
+    """
+    context = TracingContext.try_get()
+    traced = getattr(context, "traced_code", None) or ()
+    return any(code.co_filename == os.getenv.__code__.co_filename for code in traced)
