@@ -1,4 +1,4 @@
-"""What a graph computes on the host of its accelerator."""
+"""Values that a graph computes on the host of its accelerator have to be in order."""
 
 from __future__ import annotations
 
