@@ -333,6 +333,12 @@ def _require_runs_again(node: fx.Node, name: str) -> None:
     """Refuse an operator that no plan can run again as the model does."""
     if name in _REFUSED:
         raise NoStagesError(_REFUSED[name])
+    targets = node.all_input_nodes[:1] if name == "set_" else ()  # as assignments to ``.data`` do
+    if any(isinstance(target.meta.get("example_value"), nn.Parameter) for target in targets):
+        raise NoStagesError(
+            "the forward assigns to the .data of a parameter, which changes what its backward "
+            "reads; compute with a tensor made of the parameter instead"
+        )
     if (place := caught_at(node, name)) is not None:
         raise NoStagesError(
             f"the forward catches an error of {name}, which its graph cannot ({place}); use what "
