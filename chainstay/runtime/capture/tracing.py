@@ -58,7 +58,7 @@ _REASONS: Final[Mapping[str, str]] = {
         "it makes parameters while it runs; if its first call does that, make this one under "
         "torch.no_grad()"
     ),
-    r"as_proxy\(\)": (
+    r"as_proxy\(\)|call_function args: .*UserDefinedObject": (  # by torch 2.6
         "it gives an operator what no graph can hold, such as a torch.Generator; draw from torch's "
         "own generator, or in front of the model"
     ),
