@@ -54,7 +54,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "trace_autograd_ops": (  # a setting that would lead astray
         "it takes gradients inside of the forward (torch.autograd.grad)"
     ),
-    r"nn\.Parameter\(\)": (
+    r"nn\.Parameter\(\)|nn_parameter construction": (  # the latter by torch 2.6
         "it makes parameters while it runs; if its first call does that, make this one under "
         "torch.no_grad()"
     ),
@@ -62,12 +62,12 @@ _REASONS: Final[Mapping[str, str]] = {
         "it gives an operator what no graph can hold, such as a torch.Generator; draw from torch's "
         "own generator, or in front of the model"
     ),
-    r"torch\.compiler\.disable.*\.forward at 0x": (
+    r"torch\.compiler\.disable.*\.forward at 0x|inline in skipfiles: \S*forward": (  # likewise
         "it calls a forward that no graph takes in: that of a fitted model, itself for example, "
         "or one under torch.compiler.disable"
     ),
     "(?i)data-dependent (expression|branching)|Could not extract specialized"
-    r"|Dynamic control flow is not|builtin: bool \[": (  # by torch 2.6
+    r"|Dynamic control flow is not|builtin: bool \[|^Tensor\.item": (  # by torch 2.6
         "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide by a "
         "Python bool or number that the module keeps, or that the call is given"
     ),
