@@ -62,7 +62,7 @@ _REASONS: Final[Mapping[str, str]] = {
         "it gives an operator what no graph can hold, such as a torch.Generator; draw from torch's "
         "own generator, or in front of the model"
     ),
-    r"torch\.compiler\.disable.*\.forward at 0x|inline in skipfiles: \S*forward": (  # likewise
+    r"torch\.compiler\.disable.*\.forward at 0x|inline in skipfiles: \S+ \| _fn ": (  # likewise
         "it calls a forward that no graph takes in: that of a fitted model, itself for example, "
         "or one under torch.compiler.disable"
     ),
