@@ -124,14 +124,22 @@ class Call:
         """The device of the model.
 
         Raises:
-            UnsupportedModelError: It is on several accelerators, or there is no tensor at all.
+            UnsupportedModelError: It is on several accelerators, or is given a tensor without
+                values; or there is no tensor at all.
         """
         held = [*self.model.parameters(), *self.model.buffers()]
         if not held and not self.tensors:
             raise UnsupportedModelError(
                 "neither the model nor the call has any tensor; there is nothing to plan"
             )
-        return device_of(held or tensors_in((self.args, self.kwargs)))
+        given = tensors_in((self.args, self.kwargs))
+        device = device_of(held or given)
+        if device.type != "meta" and any(tensor.is_meta for tensor in given):
+            raise UnsupportedModelError(
+                f"the sample has a tensor on meta, but the model is on {device}; move both to one "
+                "device"
+            )
+        return device
 
     def of_shadow(self, stand_ins: StandIns) -> Call:
         """The same call of a shadow of the model; stand-ins take the place of its tensors."""
