@@ -50,7 +50,7 @@ from chainstay.runtime.capture.tracing import (
     tracing_settings,
 )
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
-from chainstay.runtime.capture.unguarded import has_read_environment, unguarded
+from chainstay.runtime.capture.unguarded import environment, has_read_environment, unguarded
 
 CapturedForward = Callable[..., Sequence[Any]]
 """Runs a captured graph: takes its inputs, gives its outputs."""
@@ -184,7 +184,7 @@ class GraphCapture:
         self._receive = receive
         self._name = name
         self._draws_numbers = False  # Python's, which traced code draws in front of its graph
-        self._reads_environment = False  # variables of the process, which are no guards of torch
+        self._environment: str | None = None  # of the first trace that read variables of it
         self._admits_tracing: tuple[bool, ...] = (True, False)  # what it is told, try by try
         self._masks_left_out: bool | None = False  # some were; with None they all stay
         self._has_graphs = False  # numbers that differ from theirs become inputs
@@ -207,7 +207,8 @@ class GraphCapture:
                 capture._masks_left_out |= constant_masks_left_out(graph)  # noqa: SLF001  # likewise
             forward = capture._receive(graph, inputs)  # noqa: SLF001  # its own
             capture._has_graphs = True  # noqa: SLF001  # likewise
-            capture._reads_environment |= has_read_environment()  # noqa: SLF001  # likewise
+            if capture._environment is None and has_read_environment():  # noqa: SLF001  # likewise
+                capture._environment = environment()  # noqa: SLF001  # likewise
 
             def run(*given: Any) -> Sequence[Any]:
                 if _tracing.is_sample and not isinstance(forward, GraphForward):
@@ -309,7 +310,7 @@ class GraphCapture:
             raise reason from reason.__cause__
 
     def _state(self, args: tuple[Any, ...]) -> str:
-        return unguarded(args, has_environment=self._reads_environment)
+        return unguarded(args, traced_in=self._environment)
 
     def _keep_masks(self) -> bool:
         """Leave out no masks of attention from now on; ``False`` if none was left out."""

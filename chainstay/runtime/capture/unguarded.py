@@ -11,12 +11,21 @@ from torch.nn.modules import module
 from torch.torch_version import TorchVersion
 
 
-def unguarded(args: tuple[Any, ...], *, has_environment: bool) -> str:
+def environment() -> str:
+    """Return the variables of the process's environment."""
+    return str(sorted(os.environ.items()))
+
+
+def unguarded(args: tuple[Any, ...], *, traced_in: str | None) -> str:
     """Return what TorchDynamo has no guards for, as a text.
 
     That is the numbers of all global module hooks, each of which torch gives out once; types
     of parameters, which torch 2.6 looks at again only if a module got another parameter; and the
-    variables of the process's environment, where it is known that the function reads any.
+    variables of the environment, where they are not those that the function was traced in.
+
+    Args:
+        args: The arguments of a call.
+        traced_in: The environment of the first trace that read any; ``None`` where none did.
     """
     tables = (
         module._global_forward_pre_hooks,  # noqa: SLF001  # no public way to see them
@@ -25,7 +34,8 @@ def unguarded(args: tuple[Any, ...], *, has_environment: bool) -> str:
         module._global_backward_hooks,  # noqa: SLF001  # likewise
     )
     hooks = str([list(table) for table in tables]) if any(tables) else ""
-    told = f"{hooks} {sorted(os.environ.items())}" if has_environment else hooks
+    present = traced_in if traced_in is None else environment()
+    told = hooks if present == traced_in else f"{hooks} {present}"
     if not _IS_BLIND or not args or not isinstance(args[0], module.Module):
         return told
     held = (*args[0].parameters(), *args[0].buffers())
