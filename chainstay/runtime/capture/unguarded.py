@@ -1,4 +1,4 @@
-"""What traced code may have read and TorchDynamo has no guards for."""
+"""Some of what traced code reads has no guard of TorchDynamo; it is one here."""
 
 from __future__ import annotations
 
