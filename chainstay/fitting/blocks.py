@@ -35,7 +35,6 @@ from chainstay.runtime.measures.progress import say
 _MOST_LOOKS: Final = 8
 """How often a kind of call is looked at anew, and told of, for other blocks than before."""
 
-
 _MOST_IN_VAIN: Final = 8
 """New numbers in a row without a new plan, after which such are no longer looked at."""
 
@@ -106,7 +105,7 @@ class BlockForward:
         """The model's output, its blocks run as `planned` by `plan_for`; `is_new` if just now."""
         if planned is None:
             return call()
-        kind = self.alike[self._look_of(call)].kind(call.numbers)
+        kind = self.alike[self._look_of(call)].kind(_numbers_of(call))
         assert kind is not None, "the plan is that of its kind"
         run = BlockRun(planned.schedule)
         checked, around = not is_sharded(call.model), present_hooks()
@@ -158,15 +157,15 @@ class BlockForward:
             for known in self._kinds():
                 known.is_outgrown = known.planned is not None
         alike = self.alike.get(self._look_of(call))
-        kind = None if alike is None else alike.kind(call.numbers)
+        kind = None if alike is None else alike.kind(_numbers_of(call))
         return None if kind is None or kind.is_outgrown else kind
 
     def plan_for(self, call: Call) -> PlannedBlocks | None:
         """The plan that `call` goes by; ``None`` if it goes by none."""
-        alike, numbers = self.alike.setdefault(self._look_of(call), _Numbers()), call.numbers
+        alike, numbers = self.alike.setdefault(self._look_of(call), _Numbers()), _numbers_of(call)
         kind = alike.kind(numbers)
         if kind is None and alike.kinds:
-            kind = self._kind_of_numbers(call, alike)
+            kind = alike.kinds[numbers] = self._kind_of_numbers(call, alike)
         elif kind is None:
             kind = alike.kinds[numbers] = _Kind(self._planned(call, is_new=True))
         elif kind.is_outgrown:
@@ -186,8 +185,7 @@ class BlockForward:
             with suppress(UnsupportedModelError):  # too few blocks: the plan before holds for them
                 planned = self._planned(call, is_new=False) or planned
         alike.in_vain = alike.in_vain + 1 if len(self.planner.plans) == plans else 0
-        kind = alike.kinds[call.numbers] = _Kind(planned)
-        return kind
+        return _Kind(planned)
 
     def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
         """A plan for the blocks of `call`: a known one, or else a new one.
@@ -207,7 +205,9 @@ class BlockForward:
         except NothingToPlanError:
             return None
         key, stages = around.chain.key, around.chain.stages
-        known, peak = self.known.get(key), peak_around(around)
+        known = self.known.get(key)
+        # Processes that share parameters would not agree about the bytes.
+        peak = 0 if is_sharded(call.model) else peak_around(around)
         if known is not None and peak > self.peaks[key] + known.solution.budget // 100:
             known = None  # its blocks are these, but the model takes more around them
         again = None if known is None else blocks_again(around, known.schedule)
@@ -271,6 +271,14 @@ class BlockForward:
             Autocast.now(self.device),
             tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
         )
+
+
+def _numbers_of(call: Call) -> tuple[Hashable, ...]:
+    """Return the numbers, texts and flags that tell kinds of calls apart.
+
+    Processes that share parameters look at blocks together, and may be given different ones.
+    """
+    return () if is_sharded(call.model) else call.numbers
 
 
 def _children(module: nn.Module) -> tuple[object, ...]:

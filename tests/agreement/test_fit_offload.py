@@ -217,6 +217,10 @@ def test_the_fastest_of_four_ways_is_chosen(bandwidth: int) -> None:
     assert chosen.makespan == min(times) == model.chainstay.solution.makespan
     assert found["keep all"].makespan is None
     assert found["keep all"].remark == "does not fit"
+    plain = model.chainstay.plans[0].plain_time
+    for way in found.values():
+        if way.makespan is not None and way.makespan > chosen.makespan:
+            assert way.remark == f"{float(way.makespan) / plain - 1:.1%} slower than plain"
     assert found["recompute"].host_bytes == 0
     assert found["offload"].host_bytes > 0
     table = str(model.chainstay)

@@ -16,6 +16,7 @@ import chainstay
 from chainstay.fitting import blocks
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.dynamo import GraphCapture
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import find_blocks
@@ -125,6 +126,18 @@ def test_variables_of_the_environment_are_read_in_every_call(
         for one, other in zip(trained(model, 1), trained(plain, 1), strict=True):
             assert torch.equal(one, other)
     assert len(shown(model).plans) == 1
+
+
+def test_a_model_that_reads_the_environment_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAINSTAY_TEST_SCALE", "2")
+    given = Given(by_the_environment)
+    model = chainstay.fit(given, (X, 1), budget=45_000, loss=loss_of, repeats=1)
+
+    def trace(*_: object, **__: object) -> None:
+        raise AssertionError("it is traced again")
+
+    monkeypatch.setattr(GraphCapture, "trace", trace)
+    trained(model, 1)
 
 
 def test_tensors_in_objects_are_planned_once_for_each_size() -> None:

@@ -78,6 +78,18 @@ def with_a_new_shape(rank: int, *, reshards: bool) -> list[str]:
     return wrong
 
 
+def with_texts_of_its_own(rank: int) -> list[str]:
+    """One process is given a new text in every step; nobody looks at blocks by itself."""
+    sample = sample_of(rank)
+    model, plain = fit_to(sharded(reshards=True), sample, "least"), sharded(reshards=True)
+    wrong = []
+    for number in range(2):
+        title = str(number) if rank == 0 else ""
+        given = Sample(sample.args, {**sample.kwargs, "title": title})
+        wrong += differences(*(_gathered(trained(module, given)) for module in (model, plain)))
+    return wrong
+
+
 def refused(rank: int) -> list[str]:
     """An export does not see what FSDP2 does; a budget that is too small is told to all."""
     model, sample = sharded(reshards=True), sample_of(rank)
@@ -120,7 +132,10 @@ def _gathered(record: Record) -> Record:
 
 def sharded_trials() -> dict[str, Callable[[int], list[str]]]:
     """What a process does, given its rank; it reports what is wrong."""
-    trials: dict[str, Callable[[int], list[str]]] = {"FSDP2, refusals": refused}
+    trials: dict[str, Callable[[int], list[str]]] = {
+        "FSDP2, refusals": refused,
+        "FSDP2, texts of its own": with_texts_of_its_own,
+    }
     for reshards in (True, False):
         kind = f"FSDP2 {'resharding' if reshards else 'whole after forward'}"
         trials[f"{kind}, new shape"] = partial(with_a_new_shape, reshards=reshards)

@@ -112,7 +112,11 @@ class Transformer(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(
-        self, tokens: torch.Tensor, *, bias: torch.Tensor | None = None
+        self,
+        tokens: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        title: str = "",  # noqa: ARG002  # a text, as captions are
     ) -> dict[str, torch.Tensor]:
         x = self.embed(tokens)
         for block in self.blocks:
