@@ -79,7 +79,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
 
     Several processes: inside DistributedDataParallel, each makes plans of its own, and no
     gradient is exchanged meanwhile. Where the forward itself communicates (FSDP2, SyncBatchNorm),
-    all must fit at once, and meet new shapes at once; with FSDP2 they agree on one plan.
+    all must fit at once, and meet new shapes at once (with SyncBatchNorm new numbers, too); with
+    FSDP2 they agree on one plan.
 
     Args:
         model: Any module in the mode it trains in.
