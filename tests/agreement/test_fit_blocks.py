@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
@@ -124,6 +125,39 @@ def family(name: str) -> tuple[nn.Module, SampleUnder]:
 def test_families_by_their_blocks(name: str) -> None:
     """What the export takes as well; encoder and decoder, towers and pyramids are many lists."""
     require_by_blocks(*family(name), "least", "as asked for", by="blocks")
+
+
+class Scale(nn.Module):
+    """Hands gradients on as they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * self.weight
+
+
+class Turned(nn.Module):
+    """Gives its blocks gradients that lie across what they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Scale() for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.avg_pool2d(x + self.bias, 8)  # its backward copies such gradients
+        for block in self.blocks:
+            x = block(x)
+        return x.transpose(2, 3).contiguous()
+
+
+def test_gradients_lie_as_the_code_behind_the_blocks_leaves_them() -> None:
+    torch.manual_seed(0)
+    sample = SampleUnder((torch.randn(8, 4, 64, 64),))
+    planned = require_by_blocks(Turned(), sample, "all", "as asked for", by="blocks")
+    assert shown(planned).solution.peak_bytes == peak(planned, sample)
 
 
 class Narrowing(nn.Module):

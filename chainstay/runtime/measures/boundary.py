@@ -9,8 +9,8 @@ the stage after it leaves them: a transposed one costs a copy, an expanded one n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,12 +46,28 @@ class Gradients:
         )
 
     @classmethod
-    def usual(cls, state: State) -> Gradients:
-        """A dense gradient for everything that wants one."""
+    def usual(cls, state: State, device: torch.device | None = None) -> Gradients:
+        """A dense gradient for everything that wants one, by default where that is."""
+        layouts = (MemoryLayout.usual(tensor) if tensor.requires_grad else None for tensor in state)
         return cls(
-            tuple(MemoryLayout.usual(tensor) if tensor.requires_grad else None for tensor in state),
+            tuple(
+                layout if layout is None or device is None else replace(layout, device=device)
+                for layout in layouts
+            ),
             tuple(range(len(state))),
         )
+
+    def with_known(self, known: Mapping[int, torch.Tensor | None]) -> Gradients:
+        """Return these where nothing else is known; what cannot be laid out again stays."""
+        layouts, storages = list(self.layouts), list(self.storages)
+        first: dict[int, int] = {}
+        for index, gradient in known.items():
+            if gradient is None:
+                layouts[index] = None
+            elif type(gradient) is torch.Tensor and gradient.layout == torch.strided:
+                layouts[index] = MemoryLayout.of(gradient)
+                storages[index] = first.setdefault(address_of(gradient), index)
+        return Gradients(tuple(layouts), tuple(storages))
 
     @property
     def sizes(self) -> tuple[int, ...]:

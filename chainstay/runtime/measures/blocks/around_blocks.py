@@ -9,8 +9,8 @@ they are scheduled: nothing outside of them runs twice.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final
@@ -123,13 +123,19 @@ class Around:
 
     def trip(self) -> _Trip:
         """A run around the blocks in which nobody looks at memory or a clock."""
-        return _Trip(self, tuple(map(Gradients.usual, self.sample.states)), lambda: None)
+        return _Trip(self, self._usual(), lambda: None)
 
     def peak_bytes(self) -> int:
         """Return the most bytes in use in one step without the blocks."""
-        gradients = tuple(map(Gradients.usual, self.sample.states))
+        gradients = self._usual()
         traces = trace_marked(lambda mark: self._run(_Trip(self, gradients, mark)), self.device)
         return max(trace.peak_bytes for trace in traces) - traces[0].end_bytes
+
+    def given(self) -> dict[int, Gradients]:
+        """Return how the gradients lie that the model's own code gives to blocks, by block."""
+        trip = self.trip()
+        self._run(trip)
+        return trip.given
 
     def measured(self, gradients: Sequence[Gradients], repeats: int) -> Outside:
         """Memory and time.
@@ -153,6 +159,10 @@ class Around:
         self._require_order(trip.marks)
         times = [int(median(durations)) for durations in zip(*runs, strict=True)]
         return self._assembled(trip, traces, times)
+
+    def _usual(self) -> tuple[Gradients, ...]:
+        """Dense gradients of the input of every block."""
+        return tuple(Gradients.usual(state, self.device) for state in self.sample.states)
 
     def _durations(self, gradients: Sequence[Gradients]) -> list[int]:
         """Return the durations of all phases of one run, in ns."""
@@ -247,6 +257,7 @@ class _Trip:
     gradient_bytes: dict[int, int] = field(default_factory=dict)
     lasting_bytes: dict[int, int] = field(default_factory=dict)  # behind the stage's backward
     held: list[int] = field(default_factory=list)  # stages whose input outlived the forward
+    given: dict[int, Gradients] = field(default_factory=dict)  # of the stage's output
     following: int = 0
     _gradients: dict[int, list[tuple[StorageWeakRef, int]]] = field(default_factory=dict)
     _starts: dict[int, State] = field(default_factory=dict)
@@ -292,9 +303,14 @@ class _Trip:
             )
         self._gradients.clear()
 
-    def before_backward(self, index: int, gradients: State) -> list[torch.Tensor | None]:
-        """The gradients that a block gives for those it gets."""
+    def before_backward(
+        self, index: int, new: Sequence[int], given: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The gradients that a block gives for those it gets, for the outputs `new`."""
         self.note_lasting()
+        usual = Gradients.usual(self.around.sample.results[index], self.around.device)
+        self.given[index] = usual.with_known(dict(zip(new, given, strict=True)))
+        gradients = tuple(gradient for gradient in given if gradient is not None)
         self.gradient_bytes[index] = state_bytes(gradients)
         distinct = {address_of(gradient): gradient for gradient in gradients}.values()
         self._gradients[index] = [
@@ -308,8 +324,7 @@ class _Trip:
         for layout in self.gradients[index].layouts:
             made.append(None)
             if layout is not None:
-                here = replace(layout, device=self.around.device)
-                made[-1] = here.over(here.allocate_storage()).zero_()
+                made[-1] = layout.over(layout.allocate_storage()).zero_()
         self.mark(AFTER_BACKWARD, index)
         return made
 
@@ -322,7 +337,7 @@ class _Trip:
         new = [n for n, value in enumerate(values) if n not in passed and value.requires_grad]
         anchor = torch.empty(0, device=self.around.device, requires_grad=True)
         bridged = _Bridge.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
-            self, index, tuple(values[n] for n in new), anchor, *state
+            self, index, {n: values[n] for n in new}, anchor, *state
         )
         known = dict(zip(new, bridged, strict=True))
         device = self.around.device
@@ -344,19 +359,18 @@ class _Bridge(torch.autograd.Function):
         ctx: Any,
         trip: _Trip,
         index: int,
-        values: State,
+        values: Mapping[int, torch.Tensor],
         anchor: torch.Tensor,
         *state: torch.Tensor,
     ) -> State:
-        ctx.trip, ctx.index = trip, index
+        ctx.trip, ctx.index, ctx.new = trip, index, tuple(values)
         ctx.wanting = tuple(tensor.requires_grad for tensor in state)
         ctx.set_materialize_grads(False)
-        return tuple(value.detach().to(anchor.device, copy=True) for value in values)
+        return tuple(value.detach().to(anchor.device, copy=True) for value in values.values())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        present = tuple(gradient for gradient in gradients if gradient is not None)
-        made = ctx.trip.before_backward(ctx.index, present)
+        made = ctx.trip.before_backward(ctx.index, ctx.new, gradients)
         wanted = (
             gradient if wants else None for gradient, wants in zip(made, ctx.wanting, strict=True)
         )

@@ -154,10 +154,11 @@ def measure_blocks(
                 return known
         observed: list[ObservedStage] = []
         memories: list[StageMemory] = []
+        given = around.given()
         for subject in subjects():
             found = timed(observe_chain(subject), subject, repeats)
             observed += found
-            memories += trace_chain(found, subject)
+            memories += trace_chain(found, subject, given[len(observed) - 1])
         bar("running what is around the blocks", steps=0, more=1)
         outside = around.measured([memory.input_gradients for memory in memories], repeats)
         bar("running what is around the blocks")
