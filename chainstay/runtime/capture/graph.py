@@ -135,14 +135,30 @@ _REFUSED: Final = {
     "map_impl": f"the forward calls torch's map: {_TRACES_ITSELF}",
 }
 
+_ASSIGNS_DATA: Final = ("set_", "shallow_copy_data_")
+"""What an assignment to ``.data`` is in a graph, in older releases and from torch 2.14 on."""
 
-def as_captured_graph(module: fx.GraphModule, inputs: Sequence[GraphInput]) -> CapturedGraph:
+
+def as_captured_graph(
+    module: fx.GraphModule, inputs: Sequence[GraphInput], values: Sequence[object]
+) -> CapturedGraph:
     """Return the graph that TorchDynamo gave a backend, in a plain form.
+
+    Args:
+        module: The graph.
+        inputs: What its inputs are.
+        values: Those of a call.
 
     Raises:
         NoStagesError: It has operators that a plan cannot run again.
     """
-    return _GraphCopier(module).captured(inputs)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    trained = frozenset(
+        node
+        for node, value in zip(placeholders, values, strict=True)
+        if isinstance(value, torch.Tensor) and value.requires_grad
+    )
+    return _GraphCopier(module, trained).captured(inputs)
 
 
 @dataclass(slots=True)
@@ -150,6 +166,7 @@ class _GraphCopier:
     """Copies a graph, without what is no operator of its own."""
 
     module: fx.GraphModule
+    trained: frozenset[fx.Node]
     graph: fx.Graph = field(default_factory=fx.Graph)
     modules: dict[str, nn.Module] = field(default_factory=dict)
     current: list[tuple[object, Region]] = field(default_factory=list)
@@ -207,6 +224,11 @@ class _GraphCopier:
     def _operator(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> None:
         name = _name_of(node)
         _require_runs_again(node, name)
+        if name in _ASSIGNS_DATA and self.trained.intersection(node.all_input_nodes[:1]):
+            raise NoStagesError(
+                "the forward assigns to the .data of a parameter, which changes what its backward "
+                "reads; compute with a tensor made of the parameter instead"
+            )
         if name in _DROPPED:
             return
         if node.target is stage_border:
@@ -333,12 +355,6 @@ def _require_runs_again(node: fx.Node, name: str) -> None:
     """Refuse an operator that no plan can run again as the model does."""
     if name in _REFUSED:
         raise NoStagesError(_REFUSED[name])
-    targets = node.all_input_nodes[:1] if name == "set_" else ()  # as assignments to ``.data`` do
-    if any(isinstance(target.meta.get("example_value"), nn.Parameter) for target in targets):
-        raise NoStagesError(
-            "the forward assigns to the .data of a parameter, which changes what its backward "
-            "reads; compute with a tensor made of the parameter instead"
-        )
     if (place := caught_at(node, name)) is not None:
         raise NoStagesError(
             f"the forward catches an error of {name}, which its graph cannot ({place}); use what "

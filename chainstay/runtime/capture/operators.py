@@ -142,7 +142,7 @@ def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) ->
         NoStagesError: It has operators that a plan cannot run again, a shape depends on values,
             or a checkpoint changes a buffer twice.
     """
-    captured = as_captured_graph(forward.graph, forward.inputs)
+    captured = as_captured_graph(forward.graph, forward.inputs, inputs)
     given = (*inputs, *captured.constants)
     state_inputs = {
         node: None
