@@ -404,7 +404,6 @@ def test_13_a_sparse_buffer() -> None:
     require_trains_equally(Graph, SAMPLE)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_13_scripted_blocks() -> None:
     make = functools.partial(Stack, lambda: torch.jit.script(nn.Linear(16, 16)))
     require_refused(make, SAMPLE, "jit.script|ScriptModule", step=backward_step(SAMPLE))

@@ -220,11 +220,10 @@ class Scripted(nn.Module):
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore")  # a test's filters are not there yet
     _scripted = torch.jit.script(scripted_tanh)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize(
     ("kind", "by", "reason"),
     [

@@ -194,7 +194,6 @@ def tangent(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize("settings", [{"by": "graph"}, {"by": "blocks", "budget": 10**6}])
 def test_forward_mode_ad(settings: dict[str, Any]) -> None:
     """It is refused in words; without gradients the model runs plainly; training goes on."""
@@ -207,7 +206,6 @@ def test_forward_mode_ad(settings: dict[str, Any]) -> None:
     require_equal_steps(plain, fitted, backward_step(SAMPLE), 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_func(name: str, by: str) -> None:
@@ -255,7 +253,7 @@ def test_a_wrapper_that_replaces_the_forward_after_fit() -> None:
     assert torch.equal(SAMPLE(model), inner(X) * 2)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_export_and_trace_leave_it_as_it_is() -> None:
     plain, fitted = fitted_twins(make, SAMPLE)
     for export in (lambda m: torch.jit.trace(m, (X,)), lambda m: torch.export.export(m, (X,))):

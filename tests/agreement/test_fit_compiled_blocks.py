@@ -24,10 +24,7 @@ BLOCKS = 6
 SAMPLE = Sample((torch.linspace(-3, 5, 64 * 16).sin().reshape(64, 16),))
 
 # Dynamo looks at the gradient of whatever it is given, and tests turn warnings into errors.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
 @pytest.fixture(autouse=True)

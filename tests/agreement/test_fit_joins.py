@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,14 +42,23 @@ def test_three_steps_are_equal_and_within_the_promised_peak(name: str) -> None:
         assert plan.peak_bytes <= 1.1 * measured, share
 
 
-LEAST = {"Siamese ResNet-18": 0.46, "triplet ResNet-18": 0.36, "CLIP": 0.225}
+LEAST = {"Siamese ResNet-18": 0.41, "triplet ResNet-18": 0.33, "CLIP": 0.225}
 """More than what the smallest plan without options needs, as a share of plain training's memory."""
 
 
+@pytest.fixture
+def _no_onednn() -> Iterator[None]:
+    """Let convolutions need the same memory on every processor."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch sets it with the other flags
+@pytest.mark.usefixtures("_no_onednn")
 @pytest.mark.parametrize("name", LEAST)
 def test_half_summed_gradients_and_turns_leave_room_for_small_plans(name: str) -> None:
     """Counted at their worst, the sums alone take a fifth of a triplet network's memory."""
-    case = case_of(name)
+    case = case_of.__wrapped__(name)
     account = case.measured.account.without_options()
     chain = replace(case.measured.chain, options={})
     case = replace(case, measured=replace(case.measured, account=account, chain=chain))

@@ -30,10 +30,7 @@ from training_conditions import (
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", [*SHARES, IN_PART])  # reentrant ones need a graph
 # Dynamo looks at the gradient of whatever it is given, and tests turn warnings into errors.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 
 
@@ -273,6 +270,5 @@ def test_a_model_that_is_exported_or_traced_runs_plainly(by: Any) -> None:
         expected = planned(*sample.args)
     exported = torch.export.export(planned, sample.args).module()
     assert torch.equal(exported(*sample.args), expected)
-    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
-        traced: Any = torch.jit.trace(planned, sample.args)
+    traced: Any = torch.jit.trace(planned, sample.args)
     assert torch.equal(traced(*sample.args), expected)
