@@ -1,8 +1,8 @@
 """``torch.compile(model, backend="chainstay", options={"budget": "8GiB"})``.
 
 TorchDynamo calls the backend with the graph of a forward; it goes by a plan from its first call
-on. Of the model nothing else is known, so the graph is not compared with it, and the loss is
-not counted: `chainstay.fit` does both.
+on. Of the model nothing else is known, so the graph is not compared with it, and no loss is
+measured: `chainstay.fit` does both.
 """
 
 from __future__ import annotations

@@ -360,8 +360,8 @@ class SolvedPlans:
         """Plan without the loss from now on, and say so."""
         self.settings = replace(self.settings, loss=None)
         say(
-            f"planning without loss=, which cannot be traced ({refusal.__cause__}): its memory is "
-            "yours to add",
+            f"planning without loss=, which cannot be traced ({refusal.__cause__}): it counts "
+            "as a cross-entropy of the largest output",
             wanted=self.settings.progress,
         )
 

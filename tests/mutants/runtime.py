@@ -19,9 +19,27 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/measures/blocks/around_blocks.py",
-        "here = replace(layout, device=self.around.device)",
-        "here = layout",
+        "Gradients.usual(state, self.device) for state",
+        "Gradients.usual(state) for state",
         f"{_DEVICE}[cases_training]",
+    ),
+    Mutant(
+        "runtime/measures/blocks/block_costs.py",
+        "trace_chain(found, subject, given[len(observed) - 1])",
+        "trace_chain(found, subject)",
+        "agreement/test_fit_blocks.py::test_gradients_lie_as_the_code_behind_the_blocks_leaves_them",
+    ),
+    Mutant(
+        "runtime/stage/assumed_loss.py",
+        "return cls(whole + _NUMBERS, 0, whole, given)",
+        "return cls(_NUMBERS, 0, whole, given)",
+        "agreement/test_assumed_losses.py",
+    ),
+    Mutant(
+        "runtime/measures/blocks/block_account.py",
+        "max(max(backward.peak, giving) - saved",
+        "max(backward.peak - saved",
+        "agreement/test_assumed_losses.py",
     ),
     Mutant(
         "runtime/devices/accelerator.py",

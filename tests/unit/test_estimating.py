@@ -242,7 +242,8 @@ def test_autocast_of_a_gpu_counts() -> None:
     torch.set_autocast_enabled("cuda", False)  # noqa: FBT003  # likewise
     full = estimate(model, sample, device="T4")
     saved = [
-        sum(stage.saved_bytes for stage in estimation.profile.stages) for estimation in (low, full)
+        sum(stage.saved_bytes for stage in estimation.profile.stages[:-1])
+        for estimation in (low, full)
     ]
     assert saved[1] == 32 * 64 * 4
     assert saved[0] < 2 * saved[1]

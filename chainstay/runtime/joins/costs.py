@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
-from chainstay.runtime.measures.costs import ObservedStage, free_loss, lasting_bytes
+from chainstay.runtime.measures.costs import ObservedStage, lasting_bytes
 from chainstay.runtime.measures.option_costs import ObservedOption, option_cost
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.stage.assumed_loss import AssumedLoss
 from chainstay.runtime.stage.lineage import NumberedState
 
 
@@ -63,16 +64,22 @@ def account_for_join(
         _branch(part, standing, handed, mine, numbers=numbers)
         for part, mine in zip(seen[:branches], own, strict=True)
     ]
-    free = JoinedStage(
-        cost=free_loss(standing), forward_waiting=0, backward_waiting=0, relief=0, leaves=()
+    gradients = [part.memories[-1].output_gradients for part in tails or seen]
+    loss = AssumedLoss.of(layout for output in gradients for layout in output.layouts)
+    unknown = JoinedStage(
+        cost=StageCost.of_assumed(loss, standing),
+        forward_waiting=0,
+        backward_waiting=0,
+        relief=0,
+        leaves=(),
     )
-    tail = JoinedChain(input_bytes=0, input_gradient_bytes=0, stages=(free,))
+    tail = JoinedChain(input_bytes=0, input_gradient_bytes=0, stages=(unknown,))
     passed = 0
     for part in tails:
         tail = _tail(part, standing, numbers)
         passed = 0 if is_met_by_loss else handed - part.output.bytes_outside(part.observed[0].given)
         if not part.has_loss:
-            tail = replace(tail, stages=(*tail.stages, free))
+            tail = replace(tail, stages=(*tail.stages, unknown))
     return JoinAccount(
         branches=tuple(chains), tail=tail, passed_bytes=passed, has_options=has_options
     )

@@ -35,6 +35,7 @@ from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.measures.shared_bytes import LeafUses, TiedGradients, autocast_copies_bytes
 from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.stage.assumed_loss import AssumedLoss
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
 from chainstay.runtime.stage.loss_stage import require_number
@@ -227,7 +228,7 @@ def account_for(
     subject: Subject,
     autocast: Autocast | None,
 ) -> Account:
-    """Return the costs of every stage; without a measured loss a free one is put at the end."""
+    """Return the costs of every stage; without a measured loss there is an assumed one."""
     around = Surroundings.of(observed, memories, subject, autocast)
     costs = []
     for index, (seen, memory) in enumerate(zip(observed, memories, strict=True)):
@@ -252,10 +253,13 @@ def account_for(
                 backward_operator=memory.backward_operator,
             )
         )
+    if not around.has_loss:
+        loss = AssumedLoss.of(around.gradients[-1].layouts)
+        costs.append(StageCost.of_assumed(loss, around.standing))
     return Account(
         input_bytes=around.states[0].bytes,
         input_gradient_bytes=around.gradient_bytes(0),
-        stages=tuple(costs) if around.has_loss else (*costs, free_loss(around.standing)),
+        stages=tuple(costs),
         skips=(*around.skips, *around.tied.skips),
     )
 
@@ -340,22 +344,6 @@ class Surroundings:
             max(recording, 0) + self.standing,
             max(backward + self.standing + sums, 0),
         )
-
-
-def free_loss(standing: int) -> StageCost:
-    """Stands for a loss that is not known, while `standing` bytes stand."""
-    return StageCost(
-        name="loss",
-        forward_time=0,
-        backward_time=0,
-        output_bytes=0,
-        saved_bytes=0,
-        gradient_bytes=0,
-        recording_bytes=standing,
-        dropping_bytes=standing,
-        backward_bytes=standing,
-        environment_bytes=0,
-    )
 
 
 def _standing_bytes(

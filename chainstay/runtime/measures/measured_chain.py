@@ -267,7 +267,7 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
             tensor out.
         sample: An input like those to come: same shape, type, device and ``requires_grad``.
         loss: From the output to a scalar; holds its targets itself. Measured as the last
-            stage. Without it the last stage is free, and the loss's memory is yours to add.
+            stage. Without it, it has the memory of a cross-entropy of the output.
         repeats: The least number of times that each stage is timed, after one that warms up;
             it goes on until the time of a step is known to 2 %, up to four times as often.
         progress: Show a bar on stderr, if that is a terminal and it takes over a second.

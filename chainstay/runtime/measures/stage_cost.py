@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import takewhile
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from chainstay.profiles import RunCost, Stage, StageOption
+from chainstay.runtime.stage.assumed_loss import AssumedLoss
 from chainstay.schedule import OpKind
 
 
@@ -84,6 +85,22 @@ class StageCost:
     options: tuple[OptionCost, ...] = ()
     forward_operator: str = ""
     backward_operator: str = ""
+
+    @classmethod
+    def of_assumed(cls, loss: AssumedLoss, standing: int) -> Self:
+        """Return the costs of a loss that is not known, while `standing` bytes stand."""
+        return cls(
+            name="loss",
+            forward_time=0,
+            backward_time=0,
+            output_bytes=0,
+            saved_bytes=loss.saved_bytes,
+            gradient_bytes=0,
+            recording_bytes=loss.forward_bytes + standing,
+            dropping_bytes=loss.forward_bytes + standing,
+            backward_bytes=loss.backward_bytes + standing,
+            environment_bytes=0,
+        )
 
     @property
     def buffer_bytes(self) -> int:

@@ -8,6 +8,7 @@
 `chain`         the stages of a model
 `staged_graph`  a captured graph as such stages, measured or not
 `loss_stage`    the loss as the last stage
+`assumed_loss`  the memory of one that is not known
 `idle_cuts`     cuts that are not worth having
 `stage_errors`  what goes wrong in a stage, told with its name
 ==============  ===================================================

@@ -200,7 +200,7 @@ def _untraceable(reason: Exception) -> UnsupportedModelError:
     kind = UnsupportedModelError if str(reason).startswith(RAISES) else UntraceableLossError
     return kind(
         f"the loss cannot be traced on the model's output: {reason}; write it in torch "
-        "operators, or leave loss= out (its memory is then yours to add)"
+        "operators, or leave loss= out (it then counts as a cross-entropy of the largest output)"
     )
 
 

@@ -30,6 +30,7 @@ from chainstay.runtime.execute.environment import restore_random_states
 from chainstay.runtime.measures.boundary import Gradients, seeded
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.probe import leaves_of
+from chainstay.runtime.stage.assumed_loss import NO_LOSS, AssumedLoss
 from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in, require_number
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 
@@ -73,6 +74,7 @@ class Outside:
         backward: Phases that end where the backward of a block begins.
         last: The phase from the end of the first block's backward to the end of the step.
         leaves: What a gradient is sent to outside of the blocks.
+        assumed: What a loss needs that is not known.
     """
 
     before: tuple[Phase, ...]
@@ -81,6 +83,7 @@ class Outside:
     backward: tuple[Phase, ...]
     last: Phase
     leaves: tuple[torch.Tensor, ...]
+    assumed: AssumedLoss
 
     def behind_backward(self, stage: int) -> Phase:
         """The phase that begins where the backward of block `stage` ends."""
@@ -99,6 +102,7 @@ class Around:
         loss: A function from the model's output to one number, if known.
         device: Where the model runs.
         leaves: What a gradient is sent to outside of the blocks, once that is known.
+        assumed: What a loss needs that is not known, once the model has run.
     """
 
     host: Host
@@ -108,6 +112,7 @@ class Around:
     loss: TracedLoss | None
     device: torch.device
     leaves: tuple[torch.Tensor, ...] = ()
+    assumed: AssumedLoss = NO_LOSS
 
     @property
     def input_bytes(self) -> int:
@@ -191,6 +196,7 @@ class Around:
     def root(self, output: object) -> torch.Tensor:
         """Return the root of a step's backward: the loss of `output`, or a sum over all of it."""
         root: object = loss_in(output) if self.loss is None else self.loss.of_output(output)
+        self.assumed = NO_LOSS
         if isinstance(root, torch.Tensor):
             require_number(root)
             return root
@@ -205,7 +211,9 @@ class Around:
             raise UnsupportedModelError(
                 "the model's output has no gradient; leave out what turns it into integers"
             )
-        return seeded(wanting, Gradients.usual(wanting))
+        gradients = Gradients.usual(wanting)
+        self.assumed = AssumedLoss.of(gradients.layouts)
+        return seeded(wanting, gradients)
 
     def _require_order(self, marks: Sequence[tuple[str, int]]) -> None:
         reached = [stage for kind, stage in marks if kind == BEFORE_BACKWARD]
@@ -243,6 +251,7 @@ class Around:
             backward=tuple(found[BEFORE_BACKWARD, stage] for stage in stages),
             last=found[END, -1],
             leaves=self.leaves,
+            assumed=self.assumed,
         )
 
 

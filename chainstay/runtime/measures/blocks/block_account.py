@@ -117,10 +117,14 @@ class BlockAccountant:
         """All behind the last block."""
         last = len(self.observed) - 1
         loss, backward = self.outside.loss, self.outside.backward[last]
+        assumed = self.outside.assumed
         made = self.observed[last].made_bytes
         saved = max(loss.level - self.outside.behind[last].level + made, 0)
         gradient = self._gradient_bytes(last + 1)
-        forward = max(loss.peak - saved, 0) + self.standing
+        saved += assumed.saved_bytes
+        turn = loss.level + assumed.saved_bytes  # bytes in use between forward and backward
+        forward = max(loss.peak, turn + assumed.forward_bytes) - saved
+        giving = turn + assumed.backward_bytes + assumed.gradient_bytes
         return StageCost(
             name="loss",
             forward_time=loss.nanoseconds,
@@ -128,9 +132,9 @@ class BlockAccountant:
             output_bytes=0,
             saved_bytes=saved,
             gradient_bytes=0,
-            recording_bytes=forward,
-            dropping_bytes=forward,
-            backward_bytes=max(backward.peak - saved - gradient, 0) + self.standing,
+            recording_bytes=max(forward, 0) + self.standing,
+            dropping_bytes=max(forward, 0) + self.standing,
+            backward_bytes=max(max(backward.peak, giving) - saved - gradient, 0) + self.standing,
             environment_bytes=0,
         )
 
