@@ -10,12 +10,14 @@ call of the graph, so that its values can be looked at after all.
 from __future__ import annotations
 
 import operator
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional
+
+from chainstay.runtime.capture.subgraphs import called_name, subgraph
 
 __all__ = ["constant_masks_left_out"]
 
@@ -75,7 +77,7 @@ def _is_causal(mask: fx.Node, queries: int, keys: int) -> bool | None:
     if not is_alike or nodes is None or shown.numel() > _MOST_ENTRIES:
         return None
     with unset_fake_temporarily(), torch.no_grad():
-        value = _value_of(mask, nodes)
+        (value,) = subgraph({}, nodes, (), (mask,))()
         if bool(value.all()):
             return False
         future = torch.ones(queries, keys, dtype=torch.bool, device=value.device).triu(1)
@@ -101,21 +103,8 @@ def _constants_behind(mask: fx.Node) -> list[fx.Node] | None:
 def _is_unsteady(node: fx.Node) -> bool:
     """Whether an operator changes a tensor in place, or draws random numbers."""
     target = node.target
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    name = called_name(node)
     is_operator = getattr(operator, name, None) is target  # `and_`, say
     in_place = name.endswith("_") and not (name.endswith("__") or is_operator)
     assigns = target in _ASSIGNING or "out" in node.kwargs
     return in_place or assigns or any(word in name for word in _RANDOM)
-
-
-def _value_of(mask: fx.Node, nodes: list[fx.Node]) -> torch.Tensor:
-    values: dict[fx.Node, Any] = {}
-    for node in nodes:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-        if node.op == "call_method":
-            values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            assert callable(node.target)
-            values[node] = node.target(*args, **kwargs)
-    value: torch.Tensor = values[mask]
-    return value

@@ -31,6 +31,7 @@ from chainstay.runtime.capture.subgraphs import (
     AutocastRegion,
     GradientRegion,
     Region,
+    called_name,
     subgraph,
     values_behind,
     values_read,
@@ -222,7 +223,7 @@ class _GraphCopier:
         return value  # a graph: copied by whoever takes it
 
     def _operator(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> None:
-        name = _name_of(node)
+        name = called_name(node)
         _require_runs_again(node, name)
         if name in _ASSIGNS_DATA and self.trained.intersection(node.all_input_nodes[:1]):
             raise NoStagesError(
@@ -367,7 +368,7 @@ def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:
     span: list[fx.Node] = []
     pending: list[str] = []
     for node in filter(_computes, graph.nodes):
-        name = _name_of(node)
+        name = called_name(node)
         if pending and name == pending[-1]:
             pending.pop()
         elif name in _BEGINS:
@@ -388,11 +389,3 @@ def _constants(module: fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
         value = attrgetter(str(node.target))(module)
         if isinstance(value, torch.Tensor):
             yield str(node.target), value
-
-
-def _name_of(node: fx.Node) -> str:
-    """The bare name of what a node calls."""
-    if node.op == "call_module":
-        return ""
-    target: str | Callable[..., Any] = node.target
-    return target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -53,6 +53,12 @@ def regions_of(node: fx.Node) -> tuple[Region, ...]:
     return regions
 
 
+def called_name(node: fx.Node) -> str:
+    """Return the bare name of what a node calls; that of a module is empty."""
+    target: str | Callable[..., object] = "" if node.op == "call_module" else node.target
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
 class RegionModule(nn.Module):
     """Part of a subgraph that runs inside regions, the outermost first."""
 
