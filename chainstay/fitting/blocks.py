@@ -21,6 +21,7 @@ from chainstay.runtime.capture.blocks.entrances import (
 )
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.cuts.stage_names import modules_around
 from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
@@ -146,9 +147,7 @@ class BlockForward:
             for name in (*[stage.name for stage in blocks.stages], *blocks.uncalled):
                 if name in modules:  # the lists may have been others when that plan was made
                     open_entrance(modules[name])
-                path = name.split(".")
-                around = (".".join(path[:count]) for count in range(len(path)))
-                for module in (modules[outer] for outer in around if outer in modules):
+                for module in (modules[path] for path in modules_around(name) if path in modules):
                     self.lists[module] = _children(module)
 
     def known_kind(self, call: Call) -> _Kind | None:

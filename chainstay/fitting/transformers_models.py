@@ -21,6 +21,7 @@ from typing import Any, Final
 from torch import nn
 
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.cuts.stage_names import outermost
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import Trial
@@ -114,12 +115,7 @@ def _owners(call: Call) -> Sequence[nn.Module]:
         run()
         marked = [name for name, module in shadow.named_modules() if _MARK in vars(module)]
     new = [name for name in marked if _MARK not in vars(call.model.get_submodule(name))]
-    nested = {name for name in new for outer in new if name != outer and _is_in(name, outer)}
-    return [call.model.get_submodule(name) for name in new if name not in nested]
-
-
-def _is_in(name: str, outer: str) -> bool:
-    return not outer or name.startswith(f"{outer}.")
+    return [call.model.get_submodule(name) for name in outermost(new)]
 
 
 def _hooks_of(module: nn.Module) -> tuple[set[int], bool]:

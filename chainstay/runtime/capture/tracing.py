@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
+from chainstay.runtime.capture.cuts.stage_names import outermost
 
 _MOST_GRAPHS: Final = 256
 """Graphs per function. Every call looks through those there are, so more would be slow."""
@@ -351,13 +352,10 @@ def _as_written(constants: re.Match[str]) -> str:
 
 def _scripted_in(args: tuple[object, ...]) -> str:
     """Return the paths of the outermost scripted modules in these modules, for people."""
-    modules = (argument for argument in args if isinstance(argument, torch.nn.Module))
     found: list[str] = []
-    for path, module in (pair for root in modules for pair in root.named_modules()):
-        if isinstance(module, torch.jit.ScriptModule) and not any(
-            not known or path.startswith(f"{known}.") for known in found
-        ):
-            found.append(path)
+    for root in args:
+        modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
+        found += outermost([p for p, m in modules if isinstance(m, torch.jit.ScriptModule)])
     if not found or not found[0]:
         return "a module"
     return f"{found[0]} and {len(found) - 1} more" if len(found) > 1 else found[0]

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
-from chainstay.runtime.capture.cuts.stage_names import listed_children
+from chainstay.runtime.capture.cuts.stage_names import listed_children, modules_around, outermost
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of, outside_compiled
 from chainstay.runtime.execute.handles import present_hooks
 from chainstay.runtime.stage.states import state_bytes, tensors_in, version_of
@@ -140,11 +140,10 @@ def compiled_blocks(model: nn.Module) -> dict[str, str]:
         if isinstance(child, torch.jit.ScriptModule):
             reasons[path] = scripted
         elif child not in seen:
-            names = path.split(".")
-            around = [".".join(names[:length]) for length in range(len(names))]
-            outermost = next(p for p in around if compiler_of(model.get_submodule(p)) is not None)
-            if not blocks.intersection(around[: around.index(outermost) + 1]):
-                reasons[outermost] = hidden
+            around = modules_around(path)
+            compiled = next(p for p in around if compiler_of(model.get_submodule(p)) is not None)
+            if not blocks.intersection(around[: around.index(compiled) + 1]):
+                reasons[compiled] = hidden
     return reasons
 
 
@@ -219,17 +218,12 @@ def _parameters(group: Sequence[BlockCall]) -> int:
 
 def _is_chosen(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:
     """Whether the finest lists with most of the parameters are taken, and `path` is one of them."""
-    outer = [other for other in candidates if other != path and _is_inside(path, other)]
+    outer = [other for other in modules_around(path) if other in candidates]
     return not _is_split(path, candidates) and all(_is_split(other, candidates) for other in outer)
 
 
 def _is_split(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:
     """Whether lists inside the blocks of list `path` are taken in its place."""
-    inner = [other for other in candidates if other != path and _is_inside(other, path)]
-    outermost = [one for one in inner if not any(_is_inside(one, it) for it in inner if it != one)]
-    held = sum(_parameters(candidates[other]) for other in outermost)
+    inner = [other for other in candidates if path in modules_around(other)]
+    held = sum(_parameters(candidates[other]) for other in outermost(inner))
     return bool(inner) and 2 * held >= _parameters(candidates[path])
-
-
-def _is_inside(path: str, other: str) -> bool:
-    return path.startswith(f"{other}.") if other else bool(path)

@@ -1,17 +1,16 @@
-"""Names for ranges of operators: the modules of the model that they run."""
+"""Paths of the modules of a model, and names for ranges of operators: the modules that they run."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
 from torch import fx, nn
 
 _MOST_NAMES = 2
-
 
 _ROOT: Final = re.compile(r"^L\['(args'\]\[0|self'|function')\]\.?")
 """The source under which TorchDynamo finds the model itself."""
@@ -32,6 +31,17 @@ def _path_of(source: str) -> str:
     path = _ROOT.sub("", source.partition("@")[0])  # one that is called again has "@1" behind
     path = _MODULES.sub("", path).replace("['", ".").replace("']", "")
     return path.replace("[", ".").replace("]", "").strip(".")
+
+
+def modules_around(path: str) -> list[str]:
+    """Return the paths of the modules that a module lies in: the model's, ``""``, is the first."""
+    names = path.split(".") if path else []
+    return [".".join(names[:count]) for count in range(len(names))]
+
+
+def outermost(paths: Collection[str]) -> list[str]:
+    """Return the paths of those modules that lie in no other one of them."""
+    return [path for path in paths if not any(outer in paths for outer in modules_around(path))]
 
 
 def name_ranges(ranges: Sequence[Sequence[fx.Node]]) -> tuple[str, ...]:
