@@ -174,12 +174,14 @@ class _GraphCopier:
     borders: list[StageBorder] = field(default_factory=list)
 
     def captured(self, inputs: Sequence[GraphInput]) -> CapturedGraph:
-        found = self.module.graph.find_nodes(op="placeholder")
-        copies: dict[fx.Node, Any] = {node: self.graph.node_copy(node) for node in found}
-        tensors = dict(_constants(self.module))
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        copies: dict[fx.Node, Any] = {node: self.graph.node_copy(node) for node in placeholders}
+        read = dict(_constants_read(self.module))
+        tensors = {str(node.target): tensor for node, tensor in read.items()}
         constants = {name: self.graph.placeholder(f"constant_{name}") for name in tensors}
+        copies |= {node: constants[str(node.target)] for node in read}
         kinds = [GraphInput(InputKind.HELD, f"a constant {name}") for name in tensors]
-        output = self._body(self.module, copies, constants)
+        output = self._body(self.module, copies)
         leaves = tuple(output) if isinstance(output, tuple | list) else (output,)
         self.graph.output(leaves)
         for span in list(_spans(self.graph)):
@@ -192,35 +194,19 @@ class _GraphCopier:
             borders=tuple(self.borders),
         )
 
-    def _body(
-        self, module: fx.GraphModule, copies: dict[fx.Node, Any], constants: Mapping[str, fx.Node]
-    ) -> Any:
-        """Copy what `module` computes, its inputs being in `copies`; its output."""
+    def _body(self, module: fx.GraphModule, copies: dict[fx.Node, Any]) -> Any:
+        """Copy what `module` computes, and return its output; `copies` has what it is given."""
         for node in module.graph.nodes:
+            if node in copies:
+                continue
             match node.op:
-                case "placeholder":
-                    continue
                 case "output":
                     return fx.node.map_arg(node.args[0], copies.__getitem__)
                 case "get_attr":
-                    copies[node] = self._attribute(module, node, constants)
+                    copies[node] = _graph_read(module, node)  # copied by whoever takes it
                 case _:
                     self._operator(module, node, copies)
         raise AssertionError("a graph without an output")
-
-    def _attribute(
-        self, module: fx.GraphModule, node: fx.Node, constants: Mapping[str, fx.Node]
-    ) -> object:
-        name = str(node.target)
-        if name in constants:
-            return constants[name]
-        value = attrgetter(name)(module)
-        if not isinstance(value, nn.Module):
-            raise NoStagesError(
-                f"the captured graph holds {name}, a {type(value).__name__}, which stages cannot "
-                "read; make it a buffer of the model"
-            )
-        return value  # a graph: copied by whoever takes it
 
     def _operator(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> None:
         name = called_name(node)
@@ -256,7 +242,7 @@ class _GraphCopier:
         placeholders = body.graph.find_nodes(op="placeholder")
         given = [fx.node.map_arg(argument, copies.__getitem__) for argument in node.args[1:]]
         inner: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
-        return self._body(body, inner, {})
+        return self._body(body, inner)
 
     def _switched(self, name: str, node: fx.Node, copies: dict[fx.Node, Any]) -> bool:
         """Whether `node` switches autocast or gradients; operators from here on know it."""
@@ -313,10 +299,8 @@ class _GraphCopier:
         if not isinstance(value, nn.Module):
             return value
         name = self._module_name(value)
-        for node in self.graph.nodes:
-            if node.op == "get_attr" and node.target == name:
-                return node
-        return self.graph.create_node("get_attr", name)
+        known = self.graph.find_nodes(op="get_attr", target=name)
+        return known[0] if known else self.graph.create_node("get_attr", name)
 
     def _module_name(self, module: Any) -> str:
         for name, known in self.modules.items():
@@ -383,9 +367,20 @@ def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:
         yield span
 
 
-def _constants(module: fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that the graph reads by name."""
+def _constants_read(module: fx.GraphModule) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    """Yield the nodes that read tensors by name, and the tensors."""
     for node in module.graph.find_nodes(op="get_attr"):
         value = attrgetter(str(node.target))(module)
         if isinstance(value, torch.Tensor):
-            yield str(node.target), value
+            yield node, value
+
+
+def _graph_read(module: fx.GraphModule, node: fx.Node) -> nn.Module:
+    """Return the graph that a node reads by name."""
+    value = attrgetter(str(node.target))(module)
+    if not isinstance(value, nn.Module):
+        raise NoStagesError(
+            f"the captured graph holds {node.target}, a {type(value).__name__}, which stages "
+            "cannot read; make it a buffer of the model"
+        )
+    return value
