@@ -192,10 +192,7 @@ class BlockForward:
         ``None`` if there is nothing to plan, or if blocks that there was a plan for now save more
         than the budget has room for.
         """
-        planner, shapes = (
-            self.planner,
-            listed_shapes([str(tuple(tensor.shape)) for tensor in call.tensors]),
-        )
+        planner, shapes = self.planner, listed_shapes(call.tensors)
         if is_new and not planner.admits(shapes):
             return None
         host = Host(call, self.device)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -110,12 +111,9 @@ class GraphCall:
     @property
     def shapes(self) -> str:
         """The shapes of the call's tensors, for people."""
-        shapes = [
-            str(tuple(value.shape))
-            for value, given in zip(self.inputs, self.observed.captured.inputs, strict=False)
-            if given.kind is InputKind.ARGUMENT
-        ]
-        return listed_shapes(shapes)
+        kinds = [given.kind for given in self.observed.captured.inputs]
+        is_argument = [kind is InputKind.ARGUMENT for kind in kinds]
+        return listed_shapes(list(compress(self.inputs, is_argument)))
 
     def observed_again(self) -> ObservedGraph:
         """The same, to be cut in another way, which changes it."""
@@ -213,36 +211,39 @@ class Planner:
         device_at(device)  # refuses what counts no bytes
         observed = observe_graph(self.name, forward, inputs)
         autocast = Autocast.now(device)
-        key = graph_key(observed, inputs, autocast)
-        family = graph_key(observed, inputs, autocast, has_sizes=False)
-        known = self.known.get(key)
-        if isinstance(known, PlannedGraph):
-            graph = cut_again(observed, known.graph.cuts)
-            if graph is not None and is_alike(graph, known.graph):
-                again = known.for_graph(graph, inputs)
-                if again is not None and not self.plans:  # of a copied model
-                    self.plans.append(_noted(again, call, device))
-                if again is not None:
-                    return again
         graph_call = GraphCall(
-            key=key,
-            family=family,
+            key=graph_key(observed, inputs, autocast),
+            family=graph_key(observed, inputs, autocast, has_sizes=False),
             forward=forward,
             observed=observed,
             inputs=inputs,
             device=device,
             call=call,
         )
+        if (again := self._known_plan(graph_call)) is not None:
+            if not self.plans:  # of a copied model
+                self.plans.append(_noted(again, call, device))
+            return again
         if not self.admits(graph_call.shapes):
             return forward.graph.forward
         try:
             made = self.maker.of_graph(graph_call, is_first=not self.plans)
         except InfeasibleBudgetError as refusal:
             raise self.at_shapes(refusal, graph_call.shapes) from None
-        self.known[key] = made
+        self.known[graph_call.key] = made
         self._tell_of_checkpoints(observed)
         self.add(made, graph_call.shapes, call, device)
         return made
+
+    def _known_plan(self, call: GraphCall) -> PlannedGraph | None:
+        """Return the plan of a graph that differs in numbers only, with the numbers of this one."""
+        known = self.known.get(call.key)
+        if not isinstance(known, PlannedGraph):
+            return None
+        graph = cut_again(call.observed, known.graph.cuts)
+        if graph is None or not is_alike(graph, known.graph):
+            return None
+        return known.for_graph(graph, call.inputs)
 
     def admits(self, shapes: str) -> bool:
         """Whether a call that no plan is for gets one; otherwise it runs plainly."""
@@ -347,8 +348,9 @@ def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
     return runner.chain.stages
 
 
-def listed_shapes(shapes: Sequence[str]) -> str:
-    """Shapes of a call, for people."""
+def listed_shapes(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the shapes of a call's tensors, for people."""
+    shapes = [str(tuple(tensor.shape)) for tensor in tensors]
     return ", ".join([*shapes[:3], "..."] if len(shapes) > 3 else shapes) or "no tensors"
 
 

@@ -119,9 +119,7 @@ class SolvedPlans:
             for known in self.measured.values()
             if known.family == call.family
             and known.staged.graph.not_a_join
-            and (
-                known.costs.account.has_options or not self._wants_options(call.model, known.costs)
-            )
+            and self._has_options_wanted(call.model, known.costs)
         ]
 
     def _in_proportion(
@@ -188,15 +186,8 @@ class SolvedPlans:
         blocks = frozenset[str]() if model is None else repeated_blocks(model)
         graph = cut_into_chain(call.observed, self.settings.granularity, blocks)
         output = _output(call, graph)
-        known = self.measured.get(call.key)
-        if known is not None and not known.costs.account.has_options:
-            known = None if self._wants_options(model, known.costs) else known
-        staged = None
-        if known is not None and is_alike(graph, known.staged.graph):
-            staged = with_graph(known.staged.chain, graph, call.inputs)  # its own numbers
-        if known is not None and staged is not None:
-            known = replace(known, staged=staged)
-        else:
+        known = self._measured_before(call, graph)
+        if known is None:
             known = self._measured(call, graph, output, is_first=is_first)
             self.measured[call.key] = known
             if len(self.measured) > MOST_SHAPES:
@@ -206,6 +197,16 @@ class SolvedPlans:
         loss = partial(self._loss_stage, output, inputs=call.inputs)
         attempt = JoinAttempt(call=call, settings=self.settings, loss=loss, blocks=blocks)
         return replace(known, output=output, attempt=attempt)
+
+    def _measured_before(self, call: GraphCall, graph: GraphChain) -> MeasuredGraph | None:
+        """Return what was measured of a graph that is alike, with the numbers of this one."""
+        known = self.measured.get(call.key)
+        if known is None or not self._has_options_wanted(call.model, known.costs):
+            return None
+        if not is_alike(graph, known.staged.graph):
+            return None
+        staged = with_graph(known.staged.chain, graph, call.inputs)
+        return None if staged is None else replace(known, staged=staged)
 
     def measure_blocks(self, around: Around, *, is_first: bool) -> tuple[Around, MeasuredBlocks]:
         """Measure the blocks of a model; processes that share parameters agree on the most.
@@ -271,6 +272,10 @@ class SolvedPlans:
 
     def _fits_plainly(self, model: nn.Module | None, costs: Measurement) -> bool:
         return plain_peak(costs) <= self._budget(model, costs)
+
+    def _has_options_wanted(self, model: nn.Module | None, costs: Measurement) -> bool:
+        """Whether options of stages were measured, where they may be of use."""
+        return costs.account.has_options or not self._wants_options(model, costs)
 
     def _wants_options(self, model: nn.Module | None, costs: Measurement) -> bool:
         """Whether options of stages may be of use: what fits plainly runs plainly."""
