@@ -24,7 +24,7 @@ from chainstay.fitting.planner import (
     PlannerSettings,
 )
 from chainstay.fitting.transformers_models import (
-    caches_off,
+    caches_set,
     caching_configs,
     is_same_without_caches,
     output_hooks_installed,
@@ -105,7 +105,7 @@ class Fitted:
         configs = [config for config in self._caching if config.use_cache]
         if configs and call.model.training:
             try:
-                with caches_off(configs):
+                with caches_set(configs, kept=False):
                     return run(uncached=configs)
             except _CachesNeededError:
                 self._caching = ()

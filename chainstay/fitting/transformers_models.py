@@ -41,22 +41,19 @@ def caching_configs(model: nn.Module) -> tuple[Any, ...]:
 
 
 @contextmanager
-def caches_off(configs: Sequence[Any]) -> Iterator[None]:
-    """Inside, models of these configurations keep nothing for generating unless a call asks."""
-    with _caches_set([config for config in configs if config.use_cache], kept=False):
-        yield
+def caches_set(configs: Sequence[Any], *, kept: bool) -> Iterator[None]:
+    """Inside, models of these configurations keep what they need for generating, or do not.
 
-
-@contextmanager
-def _caches_set(configs: Sequence[Any], *, kept: bool) -> Iterator[None]:
-    """Inside, `use_cache` of these configurations is the other way round."""
-    for config in configs:
-        config.use_cache = kept
+    A call may ask for the contrary.
+    """
+    before = [config.use_cache for config in configs]
     try:
+        for config in configs:
+            config.use_cache = kept
         yield
     finally:
-        for config in configs:
-            config.use_cache = not kept
+        for config, was_kept in zip(configs, before, strict=True):
+            config.use_cache = was_kept
 
 
 def is_same_without_caches(call: Call, configs: Sequence[Any]) -> bool:
@@ -79,7 +76,7 @@ def is_same_without_caches(call: Call, configs: Sequence[Any]) -> bool:
         pairs = zip(inputs, given, strict=True)
         shadow = call.of_shadow(StandIns(known={id(pair[0]): pair for pair in pairs}))
         own = [*compress(caching_configs(shadow.model), are_off)]
-        with _caches_set(own, kept=True):
+        with caches_set(own, kept=True):
             return output_leaves(shadow())
 
     return Trial(call, inputs, with_caches, frozenset(), call.device).is_same()

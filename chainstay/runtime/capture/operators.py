@@ -56,7 +56,6 @@ class Observation:
         saved: Storages that autograd saves for its backward.
         written: Storages that it changes in place.
         draws_random: Whether it may draw random numbers.
-        is_number: Whether its value is a Python number or text, and no tensor.
         fills_saved: Whether a kernel of its saves a tensor first and writes it then.
     """
 
@@ -66,8 +65,12 @@ class Observation:
     saved: frozenset[Storage]
     written: frozenset[Storage]
     draws_random: bool
-    is_number: bool = False
     fills_saved: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its value is a Python number or text, and has no tensor."""
+        return not self.storages
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,7 @@ class ObservedGraph:
 
 
 def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) -> ObservedGraph:
-    """Bring a graph of TorchDynamo's into a plain form, and observe its operators.
-
-    Args:
-        name: The model's name, for messages.
-        forward: The graph, which stays as it is.
-        inputs: The inputs of a call.
+    """Bring a graph of TorchDynamo's into a plain form, a copy, and observe its operators.
 
     Raises:
         NoStagesError: It has operators that a plan cannot run again, a shape depends on values,
@@ -346,7 +344,6 @@ class _Observer:
             saved=frozenset(map(self.storages.number, saved)),
             written=frozenset(map(self.storages.number, kernels.written)),
             draws_random=kernels.draws_random,
-            is_number=not tensors,
             fills_saved=kernels.fills_saved,
         )
 

@@ -18,7 +18,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
-from chainstay.runtime.capture.cuts.stage_names import listed_children, modules_around, outermost
+from chainstay.runtime.capture.cuts.stage_names import (
+    container_of,
+    listed_children,
+    modules_around,
+    outermost,
+)
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of, outside_compiled
 from chainstay.runtime.execute.handles import present_hooks
 from chainstay.runtime.stage.states import state_bytes, tensors_in, version_of
@@ -73,14 +78,12 @@ class BlockCall:
 
     Attributes:
         name: Path of the module in the model.
-        container: Path of the list.
         block: The module.
         inputs: Distinct tensors among its arguments.
         outputs: Distinct tensors in what it returned.
     """
 
     name: str
-    container: str
     block: nn.Module
     inputs: tuple[SeenTensor, ...]
     outputs: tuple[SeenTensor, ...]
@@ -103,12 +106,11 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
     calls: list[BlockCall] = []
 
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        container, name = listed[block]
         inputs = numbers.all_seen((args, kwargs))
         with handed_to(record):  # what is in the block, too
             result = run_plainly(block, args, kwargs)
         outputs = numbers.all_seen(result)
-        calls.append(BlockCall(name, container, block, inputs, outputs))
+        calls.append(BlockCall(listed[block], block, inputs, outputs))
         return result
 
     with entered(listed), handed_to(record):
@@ -116,13 +118,13 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
     return calls
 
 
-def listed_modules(model: nn.Module) -> Mapping[nn.Module, tuple[str, str]]:
-    """The children of the model's containers, with the paths of container and child."""
-    children: dict[nn.Module, tuple[str, str]] = {}
+def listed_modules(model: nn.Module) -> Mapping[nn.Module, str]:
+    """Return the paths of the children of the model's containers."""
+    children: dict[nn.Module, str] = {}
     seen = set(outside_compiled(model))
-    for container, path, child in listed_children(model):
+    for path, child in listed_children(model):
         if child in seen and not isinstance(child, torch.jit.ScriptModule):
-            children.setdefault(child, (container, path))
+            children.setdefault(child, path)
     return children
 
 
@@ -134,9 +136,9 @@ def compiled_blocks(model: nn.Module) -> dict[str, str]:
         "instead (block.compile())"
     )
     seen, listed = set(outside_compiled(model)), list(listed_children(model))
-    blocks = {path for _, path, child in listed if child in seen}
+    blocks = {path for path, child in listed if child in seen}
     reasons: dict[str, str] = {}
-    for _, path, child in listed:
+    for path, child in listed:
         if isinstance(child, torch.jit.ScriptModule):
             reasons[path] = scripted
         elif child not in seen:
@@ -184,7 +186,7 @@ def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[Blo
     groups: dict[str, list[BlockCall]] = {}
     for call in calls:
         if call.name not in refused:
-            groups.setdefault(call.container, []).append(call)
+            groups.setdefault(container_of(call.name), []).append(call)
     alike = {path: group for path, group in groups.items() if _is_of_one_class(group)}
     mainly = {path: _of_main_class(group) for path, group in groups.items()}
     chained = {path: group for path, group in mainly.items() if _has_chain(group)}

@@ -37,6 +37,7 @@ from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.cuts.stage_names import container_of
 from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.trials.compiled_calls import require_uncompiled_inside
@@ -145,12 +146,13 @@ def _uncalled(host: Host, recorded: Iterable[BlockCall]) -> tuple[str, ...]:
     if host.is_sharded:  # no plan takes other blocks in
         return ()
     called = {call.name for call in recorded}
-    kinds = {(call.container, type(call.block)) for call in recorded}
+    kinds = {(container_of(call.name), type(call.block)) for call in recorded}
     lists = {container for container, _ in kinds}
     return tuple(
         name
-        for block, (container, name) in listed_modules(host.model).items()
-        if name not in called and (container not in lists or (container, type(block)) in kinds)
+        for block, name in listed_modules(host.model).items()
+        if name not in called
+        and (container_of(name) not in lists or (container_of(name), type(block)) in kinds)
     )
 
 
@@ -239,7 +241,7 @@ class _Sampler:
         self.read += [(name, parameter, parameter.detach().clone()) for parameter in read]
         self.pieces.append(
             _SampledCall(
-                call=BlockCall(name, name.rpartition(".")[0], block, taken, made),
+                call=BlockCall(name, block, taken, made),
                 graph=graph,
                 state=on_the_host,
                 result=_on_the_host(result),

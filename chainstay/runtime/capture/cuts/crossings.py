@@ -160,7 +160,6 @@ def _is_pure(node: fx.Node, seen: Observations) -> bool:
     """True if a node needs no gradient, draws nothing, and changes only what the forward made."""
     return (
         not seen[node].requires_grad
-        and bool(seen[node].storages or seen[node].is_number)
         and not seen[node].draws_random
         and not seen[node].written & seen.external
     )

@@ -89,17 +89,22 @@ def repeated_blocks(model: nn.Module) -> frozenset[str]:
     """Paths of the modules in containers that hold modules of one class only."""
     children = list(listed_children(model))
     kinds: dict[str, set[type]] = {}
-    for container, _, child in children:
-        kinds.setdefault(container, set()).add(type(child))
-    return frozenset(path for container, path, _ in children if len(kinds[container]) == 1)
+    for path, child in children:
+        kinds.setdefault(container_of(path), set()).add(type(child))
+    return frozenset(path for path, _ in children if len(kinds[container_of(path)]) == 1)
 
 
-def listed_children(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-    """Yield the modules in the model's containers: paths of the container and of each, itself."""
+def listed_children(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules in the model's containers, with their paths."""
     for container, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             for name, child in module.named_children():
-                yield container, f"{container}.{name}" if container else name, child
+                yield f"{container}.{name}" if container else name, child
+
+
+def container_of(path: str) -> str:
+    """Return the path of the module that a module lies right inside of."""
+    return path.rpartition(".")[0]
 
 
 def block_of(node: fx.Node, blocks: Iterable[str]) -> str | None:
