@@ -102,13 +102,17 @@ class BlockForward:
     def __post_init__(self) -> None:
         self.graphs = BlockGraphs(self.planner.name, self.device)
 
-    def __call__(self, call: Call, planned: PlannedBlocks | None, *, is_new: bool = False) -> Any:
-        """The model's output, its blocks run as `planned` by `plan_for`; `is_new` if just now."""
-        if planned is None:
+    def __call__(self, call: Call, kind: _Kind, *, is_new: bool = False) -> Any:
+        """Return the model's output, its blocks run by the plan of its kind, if there is one.
+
+        Args:
+            call: The call.
+            kind: Its kind, by `known_kind` or `plan_for`.
+            is_new: Whether that was found just now, by `plan_for`.
+        """
+        if kind.planned is None:
             return call()
-        kind = self.alike[self._look_of(call)].kind(_numbers_of(call))
-        assert kind is not None, "the plan is that of its kind"
-        run = BlockRun(planned.schedule)
+        run = BlockRun(kind.planned.schedule)
         checked, around = not is_sharded(call.model), present_hooks()
 
         def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -159,8 +163,8 @@ class BlockForward:
         kind = None if alike is None else alike.kind(_numbers_of(call))
         return None if kind is None or kind.is_outgrown else kind
 
-    def plan_for(self, call: Call) -> PlannedBlocks | None:
-        """The plan that `call` goes by; ``None`` if it goes by none."""
+    def plan_for(self, call: Call) -> _Kind:
+        """Return the kind of `call`, with a plan unless it goes by none."""
         alike, numbers = self.alike.setdefault(self._look_of(call), _Numbers()), _numbers_of(call)
         kind = alike.kind(numbers)
         if kind is None and alike.kinds:
@@ -175,7 +179,7 @@ class BlockForward:
                     kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
                 kind.planned = planned or kind.planned
             kind.is_outgrown = False
-        return kind.planned
+        return kind
 
     def _kind_of_numbers(self, call: Call, alike: _Numbers) -> _Kind:
         """Return the kind of a call whose numbers are new; its blocks may be others."""

@@ -123,9 +123,8 @@ class Fitted:
                 return self._capture.run(call.model, *call.args, **call.kwargs)
             except NotRunError:
                 pass
-        kind = None if self._blocks is None else self._blocks.known_kind(call)
-        if self._blocks is not None and kind is not None:
-            return self._blocks(call, kind.planned)
+        if self._blocks is not None and (kind := self._blocks.known_kind(call)) is not None:
+            return self._blocks(call, kind)
         try:
             return self._run_new(call, uncached=uncached)
         except SampleFailsError as failure:
@@ -218,7 +217,7 @@ class Fitted:
             with _unnoticed(call.model):
                 try:
                     blocks = self._blocks or blocks_for(self.planner, call, reason)
-                    planned = blocks.plan_for(call)
+                    kind = blocks.plan_for(call)
                 except SampleFailsError:
                     raise
                 except UnsupportedModelError as other:
@@ -229,9 +228,9 @@ class Fitted:
                         f"blocks be stages: {other} (by blocks)"
                     ) from refusal
             self._blocks, self._capture = blocks, None
-        if planned is None and not is_real:
+        if kind.planned is None and not is_real:
             raise self._nothing_to_plan()
-        return blocks(call, planned, is_new=True) if is_real else None
+        return blocks(call, kind, is_new=True) if is_real else None
 
     def _run_graph(self, call: Call, *, is_real: bool) -> Any:
         """Trace the call and plan it; then make it, if `is_real`."""

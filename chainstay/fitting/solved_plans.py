@@ -229,8 +229,17 @@ class SolvedPlans:
             if is_first:
                 self._leave_out_loss(refusal)
             is_scaled = not is_first  # it holds targets of another shape
-        measured = self._measured_blocks(around, is_scaled=is_scaled)
-        account = Account.largest(gathered(around.host.model, measured.account))
+        model, settings = around.host.model, self.settings
+        measured = measure_blocks(
+            around,
+            repeats=settings.repeats,
+            progress=settings.progress,
+            cache=settings.cache,
+            wants_options=partial(self._wants_options, model),
+        )
+        given = sum(tensor.storage_bytes for tensor in around.chain.boundaries[-1])
+        measured = self._with_loss_costs(measured, given, is_scaled=is_scaled)
+        account = Account.largest(gathered(model, measured.account))
         return around, replace(measured, account=account)
 
     def _made(
@@ -311,18 +320,6 @@ class SolvedPlans:
             family=call.family,
             is_scaled=is_scaled,
         )
-
-    def _measured_blocks(self, around: Around, *, is_scaled: bool) -> MeasuredBlocks:
-        settings = self.settings
-        measured = measure_blocks(
-            around,
-            repeats=settings.repeats,
-            progress=settings.progress,
-            cache=settings.cache,
-            wants_options=partial(self._wants_options, around.host.model),
-        )
-        given = sum(tensor.storage_bytes for tensor in around.chain.boundaries[-1])
-        return self._with_loss_costs(measured, given, is_scaled=is_scaled)
 
     def _with_loss_costs(self, measured: M, given: int, *, is_scaled: bool) -> M:
         """Return the costs; a loss that cannot run here costs as the first one, in proportion."""
