@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.trials.compiled_calls import CompiledCall, PlainCall, is_wrapped
+from chainstay.runtime.capture.trials.compiled_calls import PlainCall, compiled_call, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import (
     STOOD_IN_FOR,
     is_stand_in,
@@ -121,9 +121,7 @@ def _replaced(module: nn.Module) -> Mapping[str, object]:
     own = own_forward(module)
     if is_wrapped(module):
         own = module.get_submodule("_orig_mod")
-    compiled = vars(module).get("_compiled_call_impl")
-    if isinstance(compiled, CompiledCall):
-        compiled = compiled.compiled
+    compiled = compiled_call(module)
     return {
         "forward": _ABSENT if own is None else own,
         STOOD_IN_FOR: _ABSENT,
