@@ -92,12 +92,9 @@ def _shares(own: Sequence[int], known: Sequence[int]) -> list[Fraction]:
 def _in_proportion(
     account: Account, sizes: Sequence[Fraction], passed_on: Sequence[Fraction]
 ) -> Account:
-    """Return an account whose stages cost so much of what they did.
+    """Return an account whose stages and their inputs have these shares of what they had.
 
-    Args:
-        account: The account.
-        sizes: The share of each stage.
-        passed_on: The share of each stage's input; the loss passes on one number.
+    The loss passes on one number in any case.
     """
     stages = tuple(
         cost.scaled(share, passed)

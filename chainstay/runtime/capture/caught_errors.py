@@ -27,9 +27,7 @@ _PLACE: Final = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 def caught_at(node: fx.Node, name: str) -> str | None:
     """Return the place where the model catches an error of this operator, ``None`` if nowhere.
 
-    Args:
-        node: A node of TorchDynamo's graph, which knows the lines that it comes from.
-        name: The bare name of what it calls.
+    A node of TorchDynamo's graph knows the lines that it comes from; `name` is what it calls.
     """
     if not _FAILS_BY_VALUES.fullmatch(name):
         return None

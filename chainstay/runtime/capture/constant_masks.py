@@ -37,8 +37,7 @@ _RANDOM: Final = ("rand", "bernoulli", "multinomial", "normal", "dropout", "expo
 def constant_masks_left_out(module: fx.GraphModule) -> bool:
     """Leave out the masks of attention that hide nothing, or only what ``is_causal`` would hide.
 
-    Args:
-        module: A graph of TorchDynamo's, which is changed.
+    This changes `module`, a graph of TorchDynamo's.
 
     Returns:
         Whether any was left out. The model itself may pass it: then it has other kernels.

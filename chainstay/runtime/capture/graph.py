@@ -145,10 +145,7 @@ def as_captured_graph(
 ) -> CapturedGraph:
     """Return the graph that TorchDynamo gave a backend, in a plain form.
 
-    Args:
-        module: The graph.
-        inputs: What its inputs are.
-        values: Those of a call.
+    Its `inputs` have these `values` in a call.
 
     Raises:
         NoStagesError: It has operators that a plan cannot run again.

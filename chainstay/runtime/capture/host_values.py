@@ -17,10 +17,8 @@ def require_one_thread(values: Iterable[torch.Tensor | None]) -> None:
 
     Autograd has a thread for the host and one for the accelerator. Plans bring back what a stage
     saved in the order of the stages. So values with gradients may be on the host before all of
-    those on the accelerator (an embedding there) and behind them (a loss), but not between.
-
-    Args:
-        values: What the graph's operators make, in their order; ``None`` for what is no tensor.
+    those on the accelerator (an embedding there) and behind them (a loss), but not between. The
+    `values` are those that the graph's operators make, in order.
 
     Raises:
         NoStagesError: Some are on the host between those on the accelerator.

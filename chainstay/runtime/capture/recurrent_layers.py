@@ -51,10 +51,7 @@ def _example(node: object) -> torch.Tensor | None:
 def split_layers(node: fx.Node, arguments: Sequence[Any], add: _AddOperator) -> tuple[Any, ...]:
     """Add one operator per layer; return the results of all: the output, and the last states.
 
-    Args:
-        node: A node that `has_layers`.
-        arguments: Its arguments in the graph that operators are added to.
-        add: Adds an operator.
+    The `node`, which `has_layers`, has these `arguments` in the graph that operators are added to.
     """
     function: Any = node.target
     states = _STATES[function]

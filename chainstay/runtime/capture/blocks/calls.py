@@ -152,10 +152,8 @@ def compiled_blocks(model: nn.Module) -> dict[str, str]:
 def require_not_checkpointed(around: Sequence[Callable[..., Any]] | None) -> None:
     """Refuse a block that the model's forward calls inside of a `torch.utils.checkpoint`.
 
-    That would run the block's own forward in the backward, and count what this saves.
-
-    Args:
-        around: The hooks on saved tensors that are on around the model.
+    That would run the block's own forward in the backward, and count what this saves. Hooks on
+    saved tensors that are on `around` the model are another matter.
     """
     hooks = present_hooks()
     if hooks and hooks != around and hooks[0].__module__ == "torch.utils.checkpoint":

@@ -75,10 +75,8 @@ def sample_blocks(
 ) -> tuple[BlockChain, BlockSample]:
     """Find the blocks of a model that can be run as stages, and what they pass on.
 
-    Args:
-        host: Runs the model, a few times.
-        graphs: The graphs of its blocks.
-        held: Stages whose input the model holds itself: segments begin there, too.
+    The model runs a few times. Segments begin at stages that are `held`, too: those whose input the
+    model holds itself.
 
     Raises:
         NothingToPlanError: Nothing that the model returns has a gradient.
