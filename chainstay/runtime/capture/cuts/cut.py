@@ -27,7 +27,7 @@ from chainstay.runtime.stage.chain_stage import Effects
 
 @dataclass(frozen=True, slots=True)
 class CutGraph:
-    """All that a chain is made of.
+    """A graph, and the places where it is cut.
 
     Attributes:
         observed: The graph.
@@ -55,7 +55,7 @@ class CutGraph:
         return (-1, *self.cuts, len(self.crossings.operators) - 1)
 
     def made_early(self) -> set[fx.Node]:
-        """Movable values that cross a cut or leave the graph, numbers, and all that make them.
+        """Return movable values that cross a cut or leave the graph, numbers, and their makers.
 
         What a stage saves may depend on a number, which whoever runs it has to see.
         """
@@ -80,7 +80,7 @@ class CutGraph:
     def shared_nodes(
         self, ranges: Sequence[Sequence[fx.Node]], early: set[fx.Node]
     ) -> list[fx.Node]:
-        """All inputs, and values made early that stages or the output use."""
+        """Return all inputs, and values made early that stages or the output use."""
         users = {node for nodes in ranges for node in nodes} | {self.captured.graph.output_node()}
         made = [
             node
@@ -95,7 +95,7 @@ class CutGraph:
         states: Sequence[Sequence[fx.Node]],
         shared: Mapping[fx.Node, int],
     ) -> list[GraphStage]:
-        """One stage per range of operators, between two states each."""
+        """Return one stage per range of operators, between two states each."""
         seen = self.seen
         stages: list[GraphStage] = []
         read: set[int] = set()
@@ -192,9 +192,9 @@ def cut_into_chain(
         NoStagesError: It gives something that is neither a tensor nor a number.
     """
     crossings = find_crossings(observed)
-    cuts = choose_cuts(crossings, observed.seen, granularity, blocks)
+    cuts = choose_cuts(crossings, granularity, blocks)
     chain = _cut_at(observed, crossings, cuts)
-    between_blocks = choose_cuts(crossings, observed.seen, "blocks", blocks)
+    between_blocks = choose_cuts(crossings, "blocks", blocks)
     borders = (index for index, cut in enumerate(cuts, 1) if cut in between_blocks)
     return replace(chain, borders=(0, *borders, len(chain.stages)))
 
@@ -202,7 +202,7 @@ def cut_into_chain(
 def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | None:
     """Cut a graph where one that is alike was cut; ``None`` where that is not allowed."""
     crossings = find_crossings(observed)
-    forbidden = forbidden_places(crossings, observed.seen)
+    forbidden = forbidden_places(crossings)
     places = tuple(cut + len(observed.seen.numbers) for cut in cuts)
     if not forbidden.isdisjoint(places) or any(n >= len(crossings.operators) for n in places):
         return None
@@ -210,16 +210,15 @@ def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | No
 
 
 def _cut_at(observed: ObservedGraph, crossings: Crossings, cuts: tuple[int, ...]) -> GraphChain:
-    captured, seen = observed.captured, observed.seen
     for node in crossings.at(len(crossings.operators) - 1):
-        if seen[node].tensor is None:
+        if observed.seen[node].tensor is None:
             raise NoStagesError(
                 f"the forward returns {node.name}, which is neither a tensor nor a number that is "
                 "known before; return tensors"
             )
     chain = _assemble(CutGraph(observed, crossings, cuts))
     try:
-        find_towers(captured, seen, crossings.movable)  # changes the graph, so it comes last
+        find_towers(observed, crossings.movable)  # changes the graph, so it comes last
     except NotAJoinError as refusal:
         return replace(chain, not_a_join=str(refusal))
     return chain
@@ -236,7 +235,7 @@ def ranges_between(
 
 
 def _assemble(cut: CutGraph) -> GraphChain:
-    """The chain of a graph that has been cut."""
+    """Return the chain of a graph that has been cut."""
     crossings, captured = cut.crossings, cut.captured
     early = cut.made_early()
     ranges = ranges_between(crossings.operators, cut.places, early)

@@ -20,14 +20,14 @@ _MODULES: Final = re.compile(r"(^|\.)(__dict__\['_modules'\]|_modules\b)")
 
 
 def module_paths(node: fx.Node) -> tuple[str, ...]:
-    """Paths of the modules whose forward runs `node`, outermost first, the model left out."""
+    """Return the modules whose forward runs `node`, outermost first, without the model."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = (_path_of(str(path)) for path, _ in stack.values())
     return tuple(path for path in paths if path)
 
 
 def _path_of(source: str) -> str:
-    """``layers.0.fc`` of ``L['function'].__self__.layers[0].fc``."""
+    """Return ``layers.0.fc`` of ``L['function'].__self__.layers[0].fc``."""
     path = _ROOT.sub("", source.partition("@")[0])  # one that is called again has "@1" behind
     path = _MODULES.sub("", path).replace("['", ".").replace("']", "")
     return path.replace("[", ".").replace("]", "").strip(".")
@@ -45,7 +45,7 @@ def outermost(paths: Collection[str]) -> list[str]:
 
 
 def name_ranges(ranges: Sequence[Sequence[fx.Node]]) -> tuple[str, ...]:
-    """A name for each range of a graph's operators.
+    """Return a name for each range of a graph's operators.
 
     A range is named after the largest modules that run in it and nowhere else; if there are
     none, after the module that runs most of it, of which it is a part.
@@ -79,14 +79,14 @@ def _name(nodes: Sequence[fx.Node], everywhere: Counter[str]) -> str:
 
 
 def _beside(first: str, path: str) -> str:
-    """`path` without the modules in which both it and `first` are."""
+    """Return `path` without the modules in which both it and `first` are."""
     parts = path.split(".")
     common = takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), parts, strict=False))
     return ".".join(parts[len(list(common)) :])
 
 
 def repeated_blocks(model: nn.Module) -> frozenset[str]:
-    """Paths of the modules in containers that hold modules of one class only."""
+    """Return the paths of the modules in containers that hold modules of one class only."""
     children = list(listed_children(model))
     kinds: dict[str, set[type]] = {}
     for path, child in children:
@@ -108,7 +108,7 @@ def container_of(path: str) -> str:
 
 
 def block_of(node: fx.Node, blocks: Iterable[str]) -> str | None:
-    """The innermost of `blocks` that runs `node`; outside of all, its innermost module."""
+    """Return the innermost of `blocks` that runs `node`; outside of all, its innermost module."""
     paths = module_paths(node)
     inside = [path for path in paths if path in blocks]
     if inside:
