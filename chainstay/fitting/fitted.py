@@ -16,13 +16,7 @@ from torch import nn
 
 from chainstay.errors import ChainstayError, PlanMismatchError, UnsupportedModelError
 from chainstay.fitting.blocks import BlockForward, blocks_for, blocks_needed, release_blocks
-from chainstay.fitting.planner import (
-    AnyPlanned,
-    NotedPlan,
-    PlanMaker,
-    Planner,
-    PlannerSettings,
-)
+from chainstay.fitting.planner import AnyPlanned, NotedPlan, PlanMaker, Planner, PlannerSettings
 from chainstay.fitting.transformers_models import (
     caches_set,
     caching_configs,
@@ -89,7 +83,7 @@ class Fitted:
         self.planner = Planner(self._name, settings, maker)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's output."""
+        """Return the model's output."""
         if type(model) is not self._kind or any(
             kind.forward is not known for kind, known in self._forwards
         ):
@@ -186,7 +180,7 @@ class Fitted:
             planned.close()
 
     def _forget_graphs(self, model: nn.Module) -> None:
-        """A class has another forward, or the model another class: nothing guards these."""
+        """Forget all graphs: nothing guards the class of the model, nor the forwards of classes."""
         self._kind, self._plain, self._forwards = type(model), stood_in_forward(model), ()
         self._caching = caching_configs(model)  # a copy of a model has a configuration of its own
         self._capture = self._blocks = self._latest = None
@@ -328,6 +322,16 @@ def fitted_of(model: nn.Module) -> Fitted | None:
     """Return the `Fitted` of `model`, or ``None`` if the model is not fitted."""
     found = getattr(model, "__dict__", {}).get("chainstay")
     return found if isinstance(found, Fitted) else None
+
+
+def require_fitted(model: nn.Module) -> Fitted:
+    """Return the `Fitted` of `model`, which has to be fitted."""
+    fitted = fitted_of(model)
+    if fitted is None:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} is not fitted; call chainstay.fit(model, ...) first"
+        )
+    return fitted
 
 
 def _is_exporting() -> bool:

@@ -92,13 +92,14 @@ def output_hooks_installed(call: Call) -> Iterator[bool]:
     transformers: Any = sys.modules.get(_MODULE)
     has_any = any(getattr(module, "_can_record_outputs", None) for module in call.model.modules())
     owners = _owners(call) if has_any and transformers is not None else []
-    before = [(module, _hooks_of(module)) for owner in owners for module in owner.modules()]
+    modules = [module for owner in owners for module in owner.modules()]
+    before = [(module, set(module._forward_hooks), _MARK in vars(module)) for module in modules]  # noqa: SLF001  # torch has no other list of them
     try:
         for owner in owners:
             transformers.maybe_install_capturing_hooks(owner)
         yield bool(owners)
     except BaseException:
-        for module, (hooks, is_marked) in before:
+        for module, hooks, is_marked in before:
             for key in [key for key in module._forward_hooks if key not in hooks]:  # noqa: SLF001  # torch has no other list of them
                 del module._forward_hooks[key]  # noqa: SLF001  # torch has no other list of them
             if not is_marked:
@@ -107,13 +108,9 @@ def output_hooks_installed(call: Call) -> Iterator[bool]:
 
 
 def _owners(call: Call) -> Sequence[nn.Module]:
-    """The outermost parts of the model for which the call would install hooks."""
+    """Return the outermost parts of the model for which the call would install hooks."""
     with Host(call, call.device).fresh() as (shadow, run):
         run()
         marked = [name for name, module in shadow.named_modules() if _MARK in vars(module)]
     new = [name for name in marked if _MARK not in vars(call.model.get_submodule(name))]
     return [call.model.get_submodule(name) for name in outermost(new)]
-
-
-def _hooks_of(module: nn.Module) -> tuple[set[int], bool]:
-    return set(module._forward_hooks), _MARK in vars(module)  # noqa: SLF001  # torch has no other list of them

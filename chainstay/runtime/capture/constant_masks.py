@@ -17,7 +17,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional
 
-from chainstay.runtime.capture.subgraphs import called_name, subgraph
+from chainstay.runtime.capture.subgraphs import called_name, example_of, subgraph
 
 __all__ = ["constant_masks_left_out"]
 
@@ -63,8 +63,8 @@ def constant_masks_left_out(module: fx.GraphModule) -> bool:
 
 def _length(node: object) -> int:
     """Return the length of queries or keys; -1 where it is not a number."""
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    length = value.shape[-2] if isinstance(value, torch.Tensor) and value.dim() > 1 else -1
+    value = example_of(node)
+    length = -1 if value is None or value.dim() < 2 else value.shape[-2]
     return length if type(length) is int else -1  # or a symbol, by torch's annotations an int
 
 
