@@ -191,7 +191,7 @@ class BlockForward:
         return _Kind(planned)
 
     def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
-        """A plan for the blocks of `call`: a known one, or else a new one.
+        """Return a plan for the blocks of `call`: a known one, or else a new one.
 
         ``None`` if there is nothing to plan, or if blocks that there was a plan for now save more
         than the budget has room for.

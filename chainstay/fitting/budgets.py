@@ -50,7 +50,7 @@ def is_share(budget: Budget) -> bool:
 
 
 def plain_peak(measured: Measurement) -> int:
-    """Bytes that plain training needs."""
+    """Return the bytes that plain training needs."""
     plain = Schedule.keep_all(len(measured.profile))
     overheads = measured.overheads_for(plain)
     return simulate(measured.profile, plain, overheads=overheads).peak_bytes

@@ -116,7 +116,7 @@ class GraphCall:
         return listed_shapes(list(compress(self.inputs, is_argument)))
 
     def observed_again(self) -> ObservedGraph:
-        """The same, to be cut in another way, which changes it."""
+        """Observe the graph anew, to be cut in another way: cutting changes it."""
         return observe_graph(self.observed.name, self.forward, self.inputs)
 
 
@@ -166,7 +166,7 @@ class PlanMaker(Protocol):
         ...
 
     def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
-        """A plan for a captured graph; `is_first` if there is none for the model yet."""
+        """Return a plan for a captured graph; `is_first` if there is none for the model yet."""
         ...
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
@@ -197,7 +197,7 @@ class Planner:
     def plan_graph(
         self, forward: GraphForward, inputs: Sequence[Any], call: Call | None
     ) -> PlannedGraph | PlannedJoin | CapturedForward:
-        """A plan for a captured graph on inputs like these.
+        """Return a plan for a captured graph on inputs like these.
 
         Returns:
             The graph by a plan, or the graph itself where new shapes run plainly.
@@ -304,7 +304,7 @@ class Planner:
     def at_shapes(
         self, refusal: InfeasibleBudgetError, shapes: str, stages: str = ""
     ) -> InfeasibleBudgetError:
-        """The same refusal, of a call with these shapes, and a sentence on its `stages`."""
+        """Return the same refusal, of a call with these shapes, and a sentence on its `stages`."""
         told, budget = f"for a call with {shapes}: {refusal}", self.settings.budget
         if self.plans and is_share(budget):
             told += (
@@ -337,13 +337,13 @@ class Planner:
 
 
 def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> NotedPlan:
-    """A plan, and what it is for."""
+    """Return a plan with what it is for."""
     fingerprint = None if call is None else fingerprint_of(call, device, stages_of(planned))
     return NotedPlan(planned, fingerprint)
 
 
 def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
-    """The stages that a plan's schedule speaks about, the loss excluded."""
+    """Return the stages that a plan's schedule speaks about, the loss excluded."""
     runner = planned.schedule if isinstance(planned, PlannedBlocks) else planned.executor
     return runner.chain.stages
 

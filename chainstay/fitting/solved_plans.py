@@ -17,12 +17,7 @@ from chainstay.fitting.budgets import bytes_of, plain_peak
 from chainstay.fitting.measured_graph import MeasuredGraph, next_larger
 from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
 from chainstay.fitting.proportion import plan_in_proportion
-from chainstay.fitting.strategies.fastest import (
-    Strategies,
-    plan_of,
-    planned_blocks,
-    solve_blocks,
-)
+from chainstay.fitting.strategies.fastest import Strategies, plan_of, planned_blocks, solve_blocks
 from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.fitting.tried_plans import AnyPlan, Rehearse, tried
 from chainstay.runtime.capture.cuts.chain import GraphChain
@@ -111,7 +106,7 @@ class SolvedPlans:
         return self._made(budget, call.device, solved, rehearsed)
 
     def _alike(self, call: GraphCall) -> list[MeasuredGraph]:
-        """Measured graphs that differ from that of a call in sizes; none if it was measured."""
+        """Return measured graphs of other sizes, else alike; none if the call's was measured."""
         if call.key in self.measured or self.budget_bytes is None:
             return []
         return [
@@ -336,7 +331,7 @@ class SolvedPlans:
     def _loss_or_none(
         self, output: OutputSample | None, graph: GraphChain, inputs: Sequence[Any]
     ) -> tuple[ChainStage | None, bool]:
-        """The loss, and whether it cannot run here: it holds targets of another shape."""
+        """Return the loss, and whether it cannot run here: it holds targets of another shape."""
         try:
             return self._loss_stage(output, graph, inputs), False
         except UnsupportedModelError:
@@ -369,7 +364,7 @@ class SolvedPlans:
 
 
 def _output(found: GraphCall, graph: GraphChain) -> OutputSample | None:
-    """The model's output, which the graph gives, too; ``None`` if only the graph is known."""
+    """Return the output of model and graph, which agree; ``None`` if only the graph is known."""
     if found.call is None:
         return None
     return Trial.of(found.call, found.observed, graph, found.inputs, found.device).require_same()

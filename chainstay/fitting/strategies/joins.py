@@ -38,7 +38,7 @@ class JoinAttempt:
     blocks: frozenset[str]
 
     def measured(self) -> tuple[GraphJoin, MeasuredJoin]:
-        """The graph as branches, and what they cost.
+        """Return the graph as branches, and what they cost.
 
         Raises:
             NotAJoinError: The model is no join after all; the text says why.
@@ -58,7 +58,7 @@ class JoinAttempt:
         return join, measured
 
     def plan(self, budget: int) -> PlannedJoin:
-        """The plan within `budget` bytes.
+        """Return the plan within `budget` bytes.
 
         Raises:
             NotAJoinError: The model is no join after all; the text says why.

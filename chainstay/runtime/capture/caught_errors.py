@@ -38,7 +38,7 @@ def caught_at(node: fx.Node, name: str) -> str | None:
 
 
 def _tried_lines(file: str) -> Iterator[range]:
-    """The lines of a file whose errors are caught."""
+    """Yield the lines of a file whose errors are caught."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

@@ -53,7 +53,7 @@ class CustomFunction(nn.Module):
 
 
 def _in_any_mode(module: fx.GraphModule) -> fx.GraphModule:
-    """Without the switch that turns gradients off first: ``create_graph`` needs them."""
+    """Return a copy that does not turn gradients off at first: ``create_graph`` needs them."""
     graph = fx.Graph()
     output = graph.graph_copy(module.graph, {})
     graph.output(output)

@@ -190,7 +190,7 @@ class GraphCapture:
         self._compiled: dict[Sizes, _SizedFunction] = {}
 
     def _compiled_for(self, sizes: Sizes) -> _SizedFunction:
-        """The function for calls with these sizes, made if there is none yet."""
+        """Return the function for calls with these sizes, made if there is none yet."""
         import torch._dynamo  # noqa: PLC0415  # takes more than a second: not before it is needed
 
         if sizes in self._compiled:
@@ -365,7 +365,7 @@ def _sampling(*, wanted: bool) -> Iterator[None]:
 def _guarded(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], state: str
 ) -> Any:
-    """`function`, as traced code; run as it is, it refuses before it has done anything.
+    """Call `function` as traced code; run as it is, it refuses before it has done anything.
 
     What the traced code asks `state` for becomes a guard.
     """

@@ -91,7 +91,7 @@ class CapturedGraph:
 
 
 def stage_border(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as it is; in a captured graph, a place where one of the user's stages ends."""
+    """Return `tensor`; in a captured graph, this is where one of the user's stages ends."""
     return tensor
 
 
@@ -345,7 +345,7 @@ def _require_runs_again(node: fx.Node, name: str) -> None:
 
 
 def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:
-    """Operators from each switch of a mode up to the one that switches it back."""
+    """Yield the operators from each switch of a mode up to the one that switches it back."""
     span: list[fx.Node] = []
     pending: list[str] = []
     for node in filter(_computes, graph.nodes):

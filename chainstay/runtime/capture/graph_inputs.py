@@ -158,7 +158,7 @@ def _source_of(node: fx.Node) -> str:
 
 
 def _path_in(source: str) -> str:
-    """The path of a tensor for people, from ``L['self'].__dict__['_modules']['fc']...``."""
+    """Return the path of a tensor for people, from ``L['self'].__dict__['_modules']['fc']...``."""
     text = _ARGUMENT.sub(lambda found: f"args[{int(found[1]) - 1}]", source, count=1)
     text = text.replace(".__dict__", "")
     for holder in ("_modules", "_parameters", "_buffers"):

@@ -94,7 +94,7 @@ class Observations:
         return self.nodes[node]
 
     def size_of(self, storages: Iterable[Storage]) -> int:
-        """Bytes of distinct storages, external ones excluded."""
+        """Return the bytes of distinct storages, external ones excluded."""
         return sum(self.storage_bytes[storage] for storage in set(storages) - self.external)
 
     def touched(self, node: fx.Node) -> frozenset[Storage]:
@@ -215,7 +215,7 @@ def _take_out_identities(captured: CapturedGraph, seen: Observations) -> None:
 
 
 def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.Node, object]:
-    """Python numbers that the graph computes from numbers it is given, with their values."""
+    """Return Python numbers that the graph computes from numbers it is given, with their values."""
     known: dict[fx.Node, object] = {
         node: value
         for node, value, given in zip(captured.placeholders, inputs, captured.inputs, strict=False)
@@ -234,7 +234,7 @@ def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.No
 
 
 def _boxes_in(captured: CapturedGraph, numbers: Collection[fx.Node]) -> list[fx.Node]:
-    """Operators that put such a number into a tensor, in which TorchDynamo hands it back."""
+    """Return operators that put such a number into a tensor, in which TorchDynamo hands it back."""
     return [
         node
         for node in captured.operators
@@ -382,7 +382,7 @@ def _noting(saved: list[torch.Tensor]) -> torch.autograd.graph.saved_tensors_hoo
 def _written_by(
     function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[torch.Tensor]:
-    """Arguments that a kernel changes in place.
+    """Yield the arguments that a kernel changes in place.
 
     Normalization updates its running statistics without saying so in its schema.
     """

@@ -56,7 +56,7 @@ class TensorNumbers:
     unused: Iterator[int] = field(default_factory=count)
 
     def seen(self, tensor: torch.Tensor) -> SeenTensor:
-        """`tensor` as it is now."""
+        """Return `tensor` as it is now."""
         if tensor not in self.numbers:
             self.numbers[tensor] = next(self.unused)
         return SeenTensor(
@@ -68,7 +68,7 @@ class TensorNumbers:
         )
 
     def all_seen(self, value: object) -> tuple[SeenTensor, ...]:
-        """The distinct tensors in `value`, in order."""
+        """Return the distinct tensors in `value`, in order."""
         return tuple(dict.fromkeys(map(self.seen, tensors_in(value))))
 
 

@@ -204,7 +204,7 @@ class _Sampler:
     read: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def called(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A `BlockHandler`."""
+        """Run a block by its graph if it can be a stage, or else plainly; a `BlockHandler`."""
         name = self.names.get(block)
         if name is not None and name not in self.unfit:
             runner = partial(self._run, block)
@@ -267,7 +267,7 @@ class _Sampler:
         return {name: reason for name, now, then in self.read if not torch.equal(now, then)}
 
     def assembled(self, name: str, held: frozenset[int]) -> tuple[BlockChain, BlockSample]:
-        """The chain, once the model has run."""
+        """Return the chain, and what its blocks got and gave, once the model has run."""
         pieces = self.pieces
         if len(pieces) < 2:
             raise UnsupportedModelError(
@@ -319,7 +319,7 @@ class _Sampler:
 
 
 def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
-    """The state in front of each call of a segment, and the one behind the last."""
+    """Return the state in front of each call of a segment, and the one behind the last."""
     states = [tuple(dict.fromkeys(calls[0].taken))]
     for index, call in enumerate(calls):
         later = {tensor for other in calls[index + 1 :] for tensor in other.taken}
@@ -329,5 +329,5 @@ def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
 
 
 def _on_the_host(state: State) -> State:
-    """Without the graph, and off a device that may be short of memory."""
+    """Return a state without its graph, and off a device that may be short of memory."""
     return tuple(tensor.detach().to("cpu").requires_grad_(tensor.requires_grad) for tensor in state)

@@ -142,7 +142,7 @@ class Call:
         return device
 
     def of_shadow(self, stand_ins: StandIns) -> Call:
-        """The same call of a shadow of the model; stand-ins take the place of its tensors."""
+        """Return the same call of a shadow of the model, with stand-ins for its tensors."""
         shadow = shadow_of(self.model, stand_ins)
         args, kwargs = arguments_like((self.args, self.kwargs), stand_ins)
         return Call(shadow, args, kwargs, forward_of_shadow(shadow, self.function))

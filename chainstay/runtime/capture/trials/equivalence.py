@@ -202,7 +202,7 @@ class Trial:
         return _Outcome(value, leaves, changed, random_states(self.device), stand_ins)
 
     def _differing_gradients(self) -> Iterator[str]:
-        """Inputs whose gradients differ, in words."""
+        """Yield the inputs whose gradients differ, in words."""
         expected, found = self._gradients()
         pairs = [(expected.get(key), found.get(key)) for key in expected | found]
         indices = [n for n, (old, new) in enumerate(pairs) if not _is_same(old, new)]
@@ -304,7 +304,7 @@ class _Outcome:
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
     def autograd_graph(self) -> list[tuple[object, ...]]:
-        """The autograd graph of the outputs, in a fixed order: names, leaves, edges."""
+        """Return the autograd graph of the outputs, in a fixed order: names, leaves, edges."""
         nodes, originals = nodes_below(self.tensors), self.stand_ins.originals()
         numbers = {node: index for index, node in enumerate(nodes)}
         found: list[tuple[object, ...]] = [
