@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay.runtime.capture.dynamo import GraphForward
@@ -306,12 +307,16 @@ class _Observer:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         function = _function_of(self.captured, node)
         saved: list[torch.Tensor] = []
+
+        def noted(tensor: torch.Tensor) -> None:
+            saved.append(tensor.detach())
+
         kernels = _Kernels()
         is_higher = isinstance(node.target, HigherOrderOperator)
         with ExitStack() as stack:
             for region in regions:
                 stack.enter_context(region.entered())
-            stack.enter_context(_noting(saved))
+            stack.enter_context(saved_tensors_hooks(noted, refuse_backward))
             stack.enter_context(nullcontext() if is_higher else kernels)
             try:
                 value = function(*args, **kwargs)
@@ -370,13 +375,6 @@ class _Kernels(TorchDispatchMode):
         self.draws_random |= torch.Tag.nondeterministic_seeded in func.tags
         self.fills_saved |= "rrelu_with_noise" in str(func)
         return func(*args, **(kwargs or {}))
-
-
-def _noting(saved: list[torch.Tensor]) -> torch.autograd.graph.saved_tensors_hooks:
-    def pack(tensor: torch.Tensor) -> None:
-        saved.append(tensor.detach())
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, refuse_backward)
 
 
 def _written_by(

@@ -16,11 +16,11 @@ own gradients do, those of the graph may differ from them by rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -164,8 +164,9 @@ class Trial:
             with values_kept(constant) as spoiled, self.call.failures_told(), log:
                 value = shadow()
             given = {id(tensor) for _, tensor in stand_ins.known.values()}
-            made = _made(output_leaves(value), besides=given)
-            outcome = self._outcome(value, made, stand_ins)
+            leaves = (leaf for leaf in output_leaves(value) if isinstance(leaf, torch.Tensor))
+            made = {id(leaf): leaf for leaf in leaves if id(leaf) not in given}
+            outcome = self._outcome(value, list(made.values()), stand_ins)
         if spoiled:
             raise NotTheModelError(
                 f"the forward of {self.call.name} changes a parameter in a way that "
@@ -235,8 +236,9 @@ class Trial:
             none.
         """
         stand_ins = [made for _, made in outcome.stand_ins.known.values()]
-        given = (value for value in (*self.inputs, *stand_ins) if _is_variable(value))
-        variables = dict.fromkeys((*given, *variables_below(outcome.tensors).values()))
+        given = (value for value in (*self.inputs, *stand_ins) if isinstance(value, torch.Tensor))
+        trained = (tensor for tensor in given if tensor.is_leaf and tensor.requires_grad)
+        variables = dict.fromkeys((*trained, *variables_below(outcome.tensors).values()))
         originals = outcome.stand_ins.originals()
         around = world_kept(functions_of(self.call.model), self.device)
         with around, torch.enable_grad(), gradients_kept(variables):
@@ -365,16 +367,6 @@ def _differences(expected: _Outcome, found: _Outcome) -> Iterator[str]:
     for (_, old), (_, new) in zip(expected.random, found.random, strict=True):
         if not torch.equal(old, new):
             yield "it draws other random numbers"
-
-
-def _is_variable(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
-
-
-def _made(leaves: Iterable[object], *, besides: Collection[int]) -> list[torch.Tensor]:
-    """Return the tensors among `leaves`, each once, that are none of those identities."""
-    tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return list({id(leaf): leaf for leaf in tensors if id(leaf) not in besides}.values())
 
 
 def _is_same(old: object, new: object) -> bool:

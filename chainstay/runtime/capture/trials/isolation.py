@@ -235,7 +235,8 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
     Yields:
         Identities of those that were changed; filled at the end.
     """
-    held = {id(tensor): tensor for tensor in tensors if not _has_no_values(tensor)}
+    # Some have a shape only, such as weights on the meta device that no call reads.
+    held = {id(t): t for t in tensors if not (isinstance(t, FakeTensor) or t.is_meta)}
     made = _TensorCopies(share=0.25)
     copies = {key: made.copied(tensor.detach()) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
@@ -284,11 +285,6 @@ class _TensorCopies:
             return tensor.to("cpu", copy=True)
         self._room[device] -= tensor.nbytes
         return tensor.clone()
-
-
-def _has_no_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a shape only, as weights on the meta device that no call reads."""
-    return isinstance(tensor, FakeTensor) or tensor.is_meta
 
 
 def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:
