@@ -15,7 +15,7 @@ from chainstay.runtime.capture.cuts.crossings import (
     find_crossings,
     movable_nodes,
 )
-from chainstay.runtime.capture.cuts.cut import CutGraph, ranges_between
+from chainstay.runtime.capture.cuts.cut import CutGraph
 from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
 from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.capture.operators import Observations, ObservedGraph
@@ -84,6 +84,10 @@ class _JoinPart:
                 chosen.append(place)
         return sorted(set(chosen) - set(ends))
 
+    def places(self, cuts: Sequence[int]) -> list[int]:
+        """Return the places of its cuts, in front of its first operator and behind its last."""
+        return [-1, *cuts, len(self.crossings.operators) - 1]
+
     def states(self, cuts: Sequence[int]) -> list[list[fx.Node]]:
         """Return the states at its beginning, its cuts and its end."""
         return [self.given, *(self.crossings.at(place) for place in cuts), self.result]
@@ -151,10 +155,11 @@ def _assemble(
     inner = [p.start + 1 + place for p, own in zip(pieces, cuts, strict=True) for place in own]
     places = tuple(sorted([*inner, *(piece.start for piece in pieces[1:])]))
     cut = CutGraph(observed, crossings, places)
-    early = cut.made_early()
-    ranges = [_ranges(piece, own, early) for piece, own in zip(pieces, cuts, strict=True)]
-    nodes = cut.shared_nodes([nodes for piece in ranges for nodes in piece], early)
-    shared = {node: index for index, node in enumerate(nodes)}
+    ranges = [
+        cut.ranges(piece.crossings.operators, piece.places(own))
+        for piece, own in zip(pieces, cuts, strict=True)
+    ]
+    shared = cut.shared(nodes for piece in ranges for nodes in piece)
     stages = [
         tuple(cut.stages(nodes, piece.states(own), shared))
         for piece, own, nodes in zip(pieces, cuts, ranges, strict=True)
@@ -171,16 +176,10 @@ def _assemble(
         sums=_sums(observed, crossings.operators, ranges, stages),
         inputs=observed.captured.inputs,
         constants=observed.captured.constants,
-        shared=tuple(map(cut.shared_value, nodes)),
-        prologue=cut.prologue(early, nodes),
+        shared=tuple(map(cut.shared_value, shared)),
+        prologue=cut.prologue(shared),
         output=cut.output(last_state, shared),
     )
-
-
-def _ranges(piece: _JoinPart, cuts: Sequence[int], early: set[fx.Node]) -> list[list[fx.Node]]:
-    """Return the operators of each stage."""
-    members = piece.crossings.operators
-    return ranges_between(members, [-1, *cuts, len(members) - 1], early)
 
 
 def _sums(
