@@ -18,6 +18,7 @@ runtime's own count of bytes that it can run.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -266,11 +267,12 @@ class _HybridSearch:
 
     def _dearest(self, schedule: Schedule) -> list[tuple[int, int]]:
         """Return the bytes that forwards and the backward of each stage need besides at most."""
-        largest = [[0, 0] for _ in self.measured.account.stages]
+        largest: defaultdict[tuple[int, bool], int] = defaultdict(int)
         for op, overhead in zip(schedule, self._overheads(schedule), strict=True):
-            of_stage = largest[op.stage]
-            of_stage[not op.kind.is_forward] = max(of_stage[not op.kind.is_forward], overhead)
-        return [(forward, backward) for forward, backward in largest]
+            key = op.stage, op.kind.is_forward
+            largest[key] = max(largest[key], overhead)
+        stages = range(len(self.measured.account.stages))
+        return [(largest[stage, True], largest[stage, False]) for stage in stages]
 
 
 def _kept_under(schedule: Schedule, number: int, profile: ChainProfile) -> Schedule:

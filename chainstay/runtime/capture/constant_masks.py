@@ -19,8 +19,6 @@ from torch.nn import functional
 
 from chainstay.runtime.capture.subgraphs import called_name, example_of, subgraph
 
-__all__ = ["constant_masks_left_out"]
-
 _MOST_ENTRIES: Final = 2**28
 """The entries up to which a mask is made once, so that its values can be looked at."""
 

@@ -376,9 +376,8 @@ def _guarded(
 
 def _is_traced() -> bool:
     """True in traced code, where it was asked once; TorchDynamo keeps the answer."""
-    return (
-        _tracing.active and TracingContext.try_get() is not None
-    )  # else TorchDynamo is switched off
+    # Where TorchDynamo is switched off, there is no context.
+    return _tracing.active and TracingContext.try_get() is not None
 
 
 _is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  # as assume_constant_result does, without importing torch._dynamo

@@ -9,8 +9,6 @@ import torch
 
 from chainstay.runtime.capture.graph import NoStagesError
 
-__all__ = ["require_one_thread"]
-
 
 def require_one_thread(values: Iterable[torch.Tensor | None]) -> None:
     """Refuse a graph whose backward goes on in two threads at once.
