@@ -229,7 +229,7 @@ class Trial:
         return gradients, self._gradients_behind(found)
 
     def _gradients_behind(self, outcome: _Outcome) -> _Gradients:
-        """Run a backward, and return the gradients.
+        """Run the backward of half the sum of all outputs' squares, and return the gradients.
 
         Returns:
             Gradients by the identities of the parameters and inputs that they are of; some have
@@ -242,7 +242,9 @@ class Trial:
         originals = outcome.stand_ins.originals()
         around = world_kept(functions_of(self.call.model), self.device)
         with around, torch.enable_grad(), gradients_kept(variables):
-            outcome.go_back()
+            roots = {id(leaf): leaf for leaf in outcome.tensors if leaf.requires_grad}.values()
+            if roots:  # not autograd.grad, which reentrant checkpoints do not take
+                torch.autograd.backward(list(roots), [root.detach() for root in roots])
             return {originals.get(id(leaf), id(leaf)): leaf.grad for leaf in variables}
 
     def _refusal(self, difference: str) -> NotTheModelError:
@@ -318,12 +320,6 @@ class _Outcome:
             variable = id(getattr(node, "variable", None))
             found.append((name, originals.get(variable, variable), *below))
         return found
-
-    def go_back(self) -> None:
-        """Run the backward of half the sum of all outputs' squares."""
-        roots = list({id(leaf): leaf for leaf in self.tensors if leaf.requires_grad}.values())
-        if roots:  # not autograd.grad, which reentrant checkpoints do not take
-            torch.autograd.backward(roots, [root.detach() for root in roots])
 
 
 def _compiled_function(model: nn.Module) -> tuple[str, str, str] | None:

@@ -30,7 +30,6 @@ from chainstay.runtime.capture.trials.model_forward import (
     STOOD_IN_FOR,
     is_stand_in,
     own_forward,
-    unbound_forward,
 )
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.stage.states import is_equal, sums_of_bytes
@@ -131,12 +130,6 @@ def _replaced(module: nn.Module) -> Mapping[str, object]:
 
 
 _ABSENT: Final = object()
-
-
-def forward_of_shadow(shadow: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward of a model for its shadow: both functions take the module first."""
-    is_of_class = own_forward(shadow) is None or function is type(shadow).forward
-    return function if is_of_class else unbound_forward(shadow)
 
 
 def _copied(value: object, memo: dict[int, Any]) -> object:
