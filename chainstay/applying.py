@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import nn
 
-from chainstay.errors import InvalidPlanError, PlanMismatchError, UnsupportedModelError
+from chainstay.errors import InvalidPlanError, PlanMismatchError
 from chainstay.fitting.fingerprints import fingerprint_of
-from chainstay.fitting.fitted import Fitted, fitted_of
+from chainstay.fitting.fitted import Fitted, fitted_of, require_fitted
 from chainstay.fitting.front import require_model
 from chainstay.fitting.option_choices import choices_of, chosen_options
 from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings
@@ -90,11 +90,7 @@ def plan_of(model: nn.Module) -> Plan:
     Raises:
         UnsupportedModelError: The model is not fitted.
     """
-    fitted = fitted_of(model)
-    if fitted is None:
-        raise UnsupportedModelError(
-            f"this {type(model).__name__} is not fitted; call chainstay.fit(model, ...) first"
-        )
+    fitted = require_fitted(model)
     noted = fitted.latest
     planned = cast("AnyPlanned", noted.planned)
     assert noted.fingerprint is not None, "a fitted model is planned by calls of it"

@@ -6,6 +6,9 @@
 `planner`              what plans there are, when one is made, and what people are told of it
 `solved_plans`         plans by measuring and solving
 `measured`             a model measured, before a plan is chosen
+`measured_graph`       a graph measured, and what smaller ones cost in proportion
+`proportion`           plans for smaller calls by these costs
+`tried_plans`          plans that are tried by a step before they are used
 `blocks`               a model's own forward, its blocks run by a plan
 `strategies/`          the strategies that save memory, and the fastest of them
 `fingerprints`         what a plan is for

@@ -32,7 +32,7 @@ class _Compiled:
     planner: Planner | None = None
 
     def plan(self, forward: GraphForward, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
-        """A plan for a graph."""
+        """Return a plan for a graph."""
         if self.planner is None:
             device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
             settings = settings_of(device, **self.options)
@@ -53,7 +53,7 @@ def chainstay_backend(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Sequence[Any]]:
-    """A backend of TorchDynamo; registered as ``"chainstay"``.
+    """Plan a graph: a backend of TorchDynamo, registered as ``"chainstay"``.
 
     Args:
         graph: The graph of one whole forward.
@@ -105,6 +105,6 @@ def _require_whole(graph: fx.GraphModule, compiled: _Compiled) -> None:
 
 
 def _frame() -> int | None:
-    """Number of the function that is being traced."""
+    """Return the number of the function that is being traced."""
     compile_id = CompileContext.current_compile_id()
     return None if compile_id is None else compile_id.frame_id

@@ -21,6 +21,7 @@ from chainstay.runtime.capture.blocks.entrances import (
 )
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.cuts.stage_names import modules_around
 from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
@@ -101,13 +102,17 @@ class BlockForward:
     def __post_init__(self) -> None:
         self.graphs = BlockGraphs(self.planner.name, self.device)
 
-    def __call__(self, call: Call, planned: PlannedBlocks | None, *, is_new: bool = False) -> Any:
-        """The model's output, its blocks run as `planned` by `plan_for`; `is_new` if just now."""
-        if planned is None:
+    def __call__(self, call: Call, kind: _Kind, *, is_new: bool = False) -> Any:
+        """Return the model's output, its blocks run by the plan of its kind, if there is one.
+
+        Args:
+            call: The call.
+            kind: Its kind, by `known_kind` or `plan_for`.
+            is_new: Whether that was found just now, by `plan_for`.
+        """
+        if kind.planned is None:
             return call()
-        kind = self.alike[self._look_of(call)].kind(_numbers_of(call))
-        assert kind is not None, "the plan is that of its kind"
-        run = BlockRun(planned.schedule)
+        run = BlockRun(kind.planned.schedule)
         checked, around = not is_sharded(call.model), present_hooks()
 
         def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -146,9 +151,7 @@ class BlockForward:
             for name in (*[stage.name for stage in blocks.stages], *blocks.uncalled):
                 if name in modules:  # the lists may have been others when that plan was made
                     open_entrance(modules[name])
-                path = name.split(".")
-                around = (".".join(path[:count]) for count in range(len(path)))
-                for module in (modules[outer] for outer in around if outer in modules):
+                for module in (modules[path] for path in modules_around(name) if path in modules):
                     self.lists[module] = _children(module)
 
     def known_kind(self, call: Call) -> _Kind | None:
@@ -160,8 +163,8 @@ class BlockForward:
         kind = None if alike is None else alike.kind(_numbers_of(call))
         return None if kind is None or kind.is_outgrown else kind
 
-    def plan_for(self, call: Call) -> PlannedBlocks | None:
-        """The plan that `call` goes by; ``None`` if it goes by none."""
+    def plan_for(self, call: Call) -> _Kind:
+        """Return the kind of `call`, with a plan unless it goes by none."""
         alike, numbers = self.alike.setdefault(self._look_of(call), _Numbers()), _numbers_of(call)
         kind = alike.kind(numbers)
         if kind is None and alike.kinds:
@@ -176,7 +179,7 @@ class BlockForward:
                     kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
                 kind.planned = planned or kind.planned
             kind.is_outgrown = False
-        return kind.planned
+        return kind
 
     def _kind_of_numbers(self, call: Call, alike: _Numbers) -> _Kind:
         """Return the kind of a call whose numbers are new; its blocks may be others."""
@@ -188,15 +191,12 @@ class BlockForward:
         return _Kind(planned)
 
     def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
-        """A plan for the blocks of `call`: a known one, or else a new one.
+        """Return a plan for the blocks of `call`: a known one, or else a new one.
 
         ``None`` if there is nothing to plan, or if blocks that there was a plan for now save more
         than the budget has room for.
         """
-        planner, shapes = (
-            self.planner,
-            listed_shapes([str(tuple(tensor.shape)) for tensor in call.tensors]),
-        )
+        planner, shapes = self.planner, listed_shapes(call.tensors)
         if is_new and not planner.admits(shapes):
             return None
         host = Host(call, self.device)

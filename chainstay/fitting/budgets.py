@@ -21,7 +21,7 @@ Budget = int | str | float | Fraction | None
 _ANY_PROFILE: Final = ChainProfile(
     input_bytes=2**40, input_gradient_bytes=0, stages=(Stage(name="loss"),)
 )
-"""Tells budgets that no profile could make right before anything is measured."""
+"""A profile by which budgets are refused that are none for any, before anything is measured."""
 
 
 def bytes_of(budget: Budget, model: nn.Module | None, reserve: int, measured: Measurement) -> int:
@@ -50,7 +50,7 @@ def is_share(budget: Budget) -> bool:
 
 
 def plain_peak(measured: Measurement) -> int:
-    """Bytes that plain training needs."""
+    """Return the bytes that plain training needs."""
     plain = Schedule.keep_all(len(measured.profile))
     overheads = measured.overheads_for(plain)
     return simulate(measured.profile, plain, overheads=overheads).peak_bytes

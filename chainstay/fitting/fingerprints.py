@@ -71,7 +71,7 @@ def _tensor(tensor: torch.Tensor, with_gradient: str) -> str:
 
 
 def _training(named: Mapping[str, nn.Module]) -> dict[str, str]:
-    """The model's own flag, and those that differ from that of the module around."""
+    """Return the model's own flag, and those that differ from that of the module around."""
     found = {}
     for path, module in named.items():
         parent = named.get(path.rpartition(".")[0]) if path else None

@@ -16,15 +16,9 @@ from torch import nn
 
 from chainstay.errors import ChainstayError, PlanMismatchError, UnsupportedModelError
 from chainstay.fitting.blocks import BlockForward, blocks_for, blocks_needed, release_blocks
-from chainstay.fitting.planner import (
-    AnyPlanned,
-    NotedPlan,
-    PlanMaker,
-    Planner,
-    PlannerSettings,
-)
+from chainstay.fitting.planner import AnyPlanned, NotedPlan, PlanMaker, Planner, PlannerSettings
 from chainstay.fitting.transformers_models import (
-    caches_off,
+    caches_set,
     caching_configs,
     is_same_without_caches,
     output_hooks_installed,
@@ -89,7 +83,7 @@ class Fitted:
         self.planner = Planner(self._name, settings, maker)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's output."""
+        """Return the model's output."""
         if type(model) is not self._kind or any(
             kind.forward is not known for kind, known in self._forwards
         ):
@@ -105,7 +99,7 @@ class Fitted:
         configs = [config for config in self._caching if config.use_cache]
         if configs and call.model.training:
             try:
-                with caches_off(configs):
+                with caches_set(configs, kept=False):
                     return run(uncached=configs)
             except _CachesNeededError:
                 self._caching = ()
@@ -123,9 +117,8 @@ class Fitted:
                 return self._capture.run(call.model, *call.args, **call.kwargs)
             except NotRunError:
                 pass
-        kind = None if self._blocks is None else self._blocks.known_kind(call)
-        if self._blocks is not None and kind is not None:
-            return self._blocks(call, kind.planned)
+        if self._blocks is not None and (kind := self._blocks.known_kind(call)) is not None:
+            return self._blocks(call, kind)
         try:
             return self._run_new(call, uncached=uncached)
         except SampleFailsError as failure:
@@ -187,7 +180,7 @@ class Fitted:
             planned.close()
 
     def _forget_graphs(self, model: nn.Module) -> None:
-        """A class has another forward, or the model another class: nothing guards these."""
+        """Forget all graphs: nothing guards the class of the model, nor the forwards of classes."""
         self._kind, self._plain, self._forwards = type(model), stood_in_forward(model), ()
         self._caching = caching_configs(model)  # a copy of a model has a configuration of its own
         self._capture = self._blocks = self._latest = None
@@ -218,7 +211,7 @@ class Fitted:
             with _unnoticed(call.model):
                 try:
                     blocks = self._blocks or blocks_for(self.planner, call, reason)
-                    planned = blocks.plan_for(call)
+                    kind = blocks.plan_for(call)
                 except SampleFailsError:
                     raise
                 except UnsupportedModelError as other:
@@ -229,9 +222,9 @@ class Fitted:
                         f"blocks be stages: {other} (by blocks)"
                     ) from refusal
             self._blocks, self._capture = blocks, None
-        if planned is None and not is_real:
+        if kind.planned is None and not is_real:
             raise self._nothing_to_plan()
-        return blocks(call, planned, is_new=True) if is_real else None
+        return blocks(call, kind, is_new=True) if is_real else None
 
     def _run_graph(self, call: Call, *, is_real: bool) -> Any:
         """Trace the call and plan it; then make it, if `is_real`."""
@@ -329,6 +322,16 @@ def fitted_of(model: nn.Module) -> Fitted | None:
     """Return the `Fitted` of `model`, or ``None`` if the model is not fitted."""
     found = getattr(model, "__dict__", {}).get("chainstay")
     return found if isinstance(found, Fitted) else None
+
+
+def require_fitted(model: nn.Module) -> Fitted:
+    """Return the `Fitted` of `model`, which has to be fitted."""
+    fitted = fitted_of(model)
+    if fitted is None:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} is not fitted; call chainstay.fit(model, ...) first"
+        )
+    return fitted
 
 
 def _is_exporting() -> bool:

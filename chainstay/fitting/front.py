@@ -12,7 +12,7 @@ from torch import nn
 
 from chainstay.errors import InvalidBudgetError, UnsupportedModelError
 from chainstay.fitting.budgets import Budget, require_budget
-from chainstay.fitting.fitted import Fitted, fitted_of
+from chainstay.fitting.fitted import Fitted, fitted_of, require_fitted
 from chainstay.fitting.measured_graph import MeasuredGraph
 from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
 from chainstay.fitting.solved_plans import SolvedPlans
@@ -203,7 +203,7 @@ def settings_of(  # noqa: PLR0913  # those of `fit`
     reserve: int | str = 0,
     **others: Any,
 ) -> PlannerSettings:
-    """The arguments of `fit`, looked through; its errors, as far as they need no model."""
+    """Return the arguments of `fit`, looked through; its errors, as far as they need no model."""
     settings = PlannerSettings(
         memory=MemoryOptions.of(
             recompute=recompute, offload=offload, link=link, host_budget=host_budget, device=device
@@ -235,11 +235,7 @@ def unfit(model: Module) -> Module:
     Raises:
         UnsupportedModelError: The model is not fitted, or its forward was replaced since.
     """
-    fitted = fitted_of(model)
-    if fitted is None:
-        raise UnsupportedModelError(
-            f"this {type(model).__name__} is not fitted; call chainstay.fit(model, ...) first"
-        )
+    fitted = require_fitted(model)
     fitted.uninstall(model)
     fitted.close()
     return model

@@ -52,7 +52,7 @@ class MeasuredModel:
         return self.fitted.latest.planned.origin
 
     def solve(self, budget: int | str, method: Method | str = "auto") -> Solution:
-        """The fastest schedule without transfers that was found."""
+        """Return the fastest schedule without transfers that was found."""
         if isinstance(self.costs, MeasuredBlocks):
             return solve_blocks(self.costs, budget, method)
         return solve_measured(self.costs, budget, method)
@@ -60,7 +60,7 @@ class MeasuredModel:
     def planned(
         self, solution: Solution, engine: Engine | None = None
     ) -> PlannedGraph | PlannedBlocks:
-        """The stages by the schedule of `solution`."""
+        """Return the stages by the schedule of `solution`."""
         if isinstance(self.costs, MeasuredBlocks):
             return replace(planned_blocks(self.costs, solution), origin=self.origin)
         assert self.staged is not None, "what has no blocks has a graph"
@@ -82,7 +82,7 @@ class MeasuredModel:
             self.fitted.uninstall(self.call.model)
 
     def forward(self, planned: AnyPlanned) -> Callable[..., Any]:
-        """The model as a function that goes by a plan of these stages; plans may take turns."""
+        """Return the model as a function by a plan of these stages; several may take turns."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             with self.running(planned):

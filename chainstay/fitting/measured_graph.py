@@ -68,13 +68,13 @@ def next_larger(graph: GraphChain, measured: Iterable[MeasuredGraph]) -> Measure
 
 
 def _passed_on(graph: GraphChain, stages: Sequence[ChainStage]) -> list[int]:
-    """Bytes of the input of each of these stages, of which the last one is the loss."""
+    """Return the bytes of the input of each of these stages, of which the last one is the loss."""
     places = accumulate((len(stage.parts) for stage in stages), initial=0)
     return [graph.boundary_bytes(place) for place in places]
 
 
 def _sizes(graph: GraphChain, stages: Sequence[ChainStage]) -> list[int]:
-    """Bytes that each stage saves and passes on; the loss has its input."""
+    """Return the bytes that each stage saves and passes on; the loss has its input."""
     parts = iter(graph.stages)
     saved = [sum(part.saved_bytes for part in islice(parts, len(s.parts))) for s in stages]
     passed_on = _passed_on(graph, stages)
@@ -82,7 +82,7 @@ def _sizes(graph: GraphChain, stages: Sequence[ChainStage]) -> list[int]:
 
 
 def _shares(own: Sequence[int], known: Sequence[int]) -> list[Fraction]:
-    """How much of the known sizes these are; larger than 1 where only the known one is 0."""
+    """Return how much of the known sizes these are; larger than 1 where only the known one is 0."""
     return [
         Fraction(size, before) if before else Fraction(1 + size)
         for size, before in zip(own, known, strict=True)
@@ -92,12 +92,9 @@ def _shares(own: Sequence[int], known: Sequence[int]) -> list[Fraction]:
 def _in_proportion(
     account: Account, sizes: Sequence[Fraction], passed_on: Sequence[Fraction]
 ) -> Account:
-    """Return an account whose stages cost so much of what they did.
+    """Return an account whose stages and their inputs have these shares of what they had.
 
-    Args:
-        account: The account.
-        sizes: The share of each stage.
-        passed_on: The share of each stage's input; the loss passes on one number.
+    The loss passes on one number in any case.
     """
     stages = tuple(
         cost.scaled(share, passed)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -110,15 +111,12 @@ class GraphCall:
     @property
     def shapes(self) -> str:
         """The shapes of the call's tensors, for people."""
-        shapes = [
-            str(tuple(value.shape))
-            for value, given in zip(self.inputs, self.observed.captured.inputs, strict=False)
-            if given.kind is InputKind.ARGUMENT
-        ]
-        return listed_shapes(shapes)
+        kinds = [given.kind for given in self.observed.captured.inputs]
+        is_argument = [kind is InputKind.ARGUMENT for kind in kinds]
+        return listed_shapes(list(compress(self.inputs, is_argument)))
 
     def observed_again(self) -> ObservedGraph:
-        """The same, to be cut in another way, which changes it."""
+        """Observe the graph anew, to be cut in another way: cutting changes it."""
         return observe_graph(self.observed.name, self.forward, self.inputs)
 
 
@@ -168,7 +166,7 @@ class PlanMaker(Protocol):
         ...
 
     def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
-        """A plan for a captured graph; `is_first` if there is none for the model yet."""
+        """Return a plan for a captured graph; `is_first` if there is none for the model yet."""
         ...
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
@@ -199,7 +197,7 @@ class Planner:
     def plan_graph(
         self, forward: GraphForward, inputs: Sequence[Any], call: Call | None
     ) -> PlannedGraph | PlannedJoin | CapturedForward:
-        """A plan for a captured graph on inputs like these.
+        """Return a plan for a captured graph on inputs like these.
 
         Returns:
             The graph by a plan, or the graph itself where new shapes run plainly.
@@ -213,36 +211,39 @@ class Planner:
         device_at(device)  # refuses what counts no bytes
         observed = observe_graph(self.name, forward, inputs)
         autocast = Autocast.now(device)
-        key = graph_key(observed, inputs, autocast)
-        family = graph_key(observed, inputs, autocast, has_sizes=False)
-        known = self.known.get(key)
-        if isinstance(known, PlannedGraph):
-            graph = cut_again(observed, known.graph.cuts)
-            if graph is not None and is_alike(graph, known.graph):
-                again = known.for_graph(graph, inputs)
-                if again is not None and not self.plans:  # of a copied model
-                    self.plans.append(_noted(again, call, device))
-                if again is not None:
-                    return again
         graph_call = GraphCall(
-            key=key,
-            family=family,
+            key=graph_key(observed, inputs, autocast),
+            family=graph_key(observed, inputs, autocast, has_sizes=False),
             forward=forward,
             observed=observed,
             inputs=inputs,
             device=device,
             call=call,
         )
+        if (again := self._known_plan(graph_call)) is not None:
+            if not self.plans:  # of a copied model
+                self.plans.append(_noted(again, call, device))
+            return again
         if not self.admits(graph_call.shapes):
             return forward.graph.forward
         try:
             made = self.maker.of_graph(graph_call, is_first=not self.plans)
         except InfeasibleBudgetError as refusal:
             raise self.at_shapes(refusal, graph_call.shapes) from None
-        self.known[key] = made
+        self.known[graph_call.key] = made
         self._tell_of_checkpoints(observed)
         self.add(made, graph_call.shapes, call, device)
         return made
+
+    def _known_plan(self, call: GraphCall) -> PlannedGraph | None:
+        """Return the plan of a graph that differs in numbers only, with the numbers of this one."""
+        known = self.known.get(call.key)
+        if not isinstance(known, PlannedGraph):
+            return None
+        graph = cut_again(call.observed, known.graph.cuts)
+        if graph is None or not is_alike(graph, known.graph):
+            return None
+        return known.for_graph(graph, call.inputs)
 
     def admits(self, shapes: str) -> bool:
         """Whether a call that no plan is for gets one; otherwise it runs plainly."""
@@ -303,7 +304,7 @@ class Planner:
     def at_shapes(
         self, refusal: InfeasibleBudgetError, shapes: str, stages: str = ""
     ) -> InfeasibleBudgetError:
-        """The same refusal, of a call with these shapes, and a sentence on its `stages`."""
+        """Return the same refusal, of a call with these shapes, and a sentence on its `stages`."""
         told, budget = f"for a call with {shapes}: {refusal}", self.settings.budget
         if self.plans and is_share(budget):
             told += (
@@ -336,19 +337,20 @@ class Planner:
 
 
 def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> NotedPlan:
-    """A plan, and what it is for."""
+    """Return a plan with what it is for."""
     fingerprint = None if call is None else fingerprint_of(call, device, stages_of(planned))
     return NotedPlan(planned, fingerprint)
 
 
 def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
-    """The stages that a plan's schedule speaks about, the loss excluded."""
+    """Return the stages that a plan's schedule speaks about, the loss excluded."""
     runner = planned.schedule if isinstance(planned, PlannedBlocks) else planned.executor
     return runner.chain.stages
 
 
-def listed_shapes(shapes: Sequence[str]) -> str:
-    """Shapes of a call, for people."""
+def listed_shapes(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the shapes of a call's tensors, for people."""
+    shapes = [str(tuple(tensor.shape)) for tensor in tensors]
     return ", ".join([*shapes[:3], "..."] if len(shapes) > 3 else shapes) or "no tensors"
 
 

@@ -20,7 +20,6 @@ from chainstay.fitting.planner import GraphCall
 from chainstay.fitting.strategies.fastest import Strategies, plan_of
 from chainstay.problems.offload import OffloadSolution
 from chainstay.runtime.capture.cuts.chain import GraphChain
-from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import Subject, observe_chain
 from chainstay.runtime.measures.measured import Measurement, measuring
 from chainstay.runtime.measures.option_costs import chosen_options, restored_options
@@ -86,7 +85,8 @@ def plan_in_proportion(
             )
             return replace(planned, origin=origin)
         planned.close()
-        account = _with_standing(account, missing)
+        # So much more stands through the whole step.
+        account = replace(account, stages=tuple(cost.beside(missing) for cost in account.stages))
     return None
 
 
@@ -96,13 +96,9 @@ def _planned(
     subject: Subject,
     options: dict[tuple[int, int], Option],
 ) -> PlannedGraph | None:
-    """The plan of the fastest strategy; ``None`` if it moves data: links have prices of their own.
+    """Return the fastest strategy's plan; ``None`` if it moves data: links have other prices.
 
-    Args:
-        graph: The graph.
-        strategies: What is known of its stages, which have no options yet.
-        subject: The stages, to try options on.
-        options: Options that were made; those that are still needed are added.
+    Options that it needs and that `options` lacks are made there, and tried on the `subject`.
 
     Raises:
         InfeasibleBudgetError: None fits.
@@ -122,8 +118,3 @@ def _planned(
     planned = plan_of(StagedGraph(graph=graph, chain=chain), strategies)
     assert isinstance(planned, PlannedGraph), "branches are measured"
     return planned
-
-
-def _with_standing(account: Account, size: int) -> Account:
-    """Return an account in which `size` more bytes stand through the whole step."""
-    return replace(account, stages=tuple(cost.beside(size) for cost in account.stages))

@@ -17,12 +17,7 @@ from chainstay.fitting.budgets import bytes_of, plain_peak
 from chainstay.fitting.measured_graph import MeasuredGraph, next_larger
 from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
 from chainstay.fitting.proportion import plan_in_proportion
-from chainstay.fitting.strategies.fastest import (
-    Strategies,
-    plan_of,
-    planned_blocks,
-    solve_blocks,
-)
+from chainstay.fitting.strategies.fastest import Strategies, plan_of, planned_blocks, solve_blocks
 from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.fitting.tried_plans import AnyPlan, Rehearse, tried
 from chainstay.runtime.capture.cuts.chain import GraphChain
@@ -111,7 +106,7 @@ class SolvedPlans:
         return self._made(budget, call.device, solved, rehearsed)
 
     def _alike(self, call: GraphCall) -> list[MeasuredGraph]:
-        """Measured graphs that differ from that of a call in sizes; none if it was measured."""
+        """Return measured graphs of other sizes, else alike; none if the call's was measured."""
         if call.key in self.measured or self.budget_bytes is None:
             return []
         return [
@@ -119,9 +114,7 @@ class SolvedPlans:
             for known in self.measured.values()
             if known.family == call.family
             and known.staged.graph.not_a_join
-            and (
-                known.costs.account.has_options or not self._wants_options(call.model, known.costs)
-            )
+            and self._has_options_wanted(call.model, known.costs)
         ]
 
     def _in_proportion(
@@ -188,15 +181,8 @@ class SolvedPlans:
         blocks = frozenset[str]() if model is None else repeated_blocks(model)
         graph = cut_into_chain(call.observed, self.settings.granularity, blocks)
         output = _output(call, graph)
-        known = self.measured.get(call.key)
-        if known is not None and not known.costs.account.has_options:
-            known = None if self._wants_options(model, known.costs) else known
-        staged = None
-        if known is not None and is_alike(graph, known.staged.graph):
-            staged = with_graph(known.staged.chain, graph, call.inputs)  # its own numbers
-        if known is not None and staged is not None:
-            known = replace(known, staged=staged)
-        else:
+        known = self._measured_before(call, graph)
+        if known is None:
             known = self._measured(call, graph, output, is_first=is_first)
             self.measured[call.key] = known
             if len(self.measured) > MOST_SHAPES:
@@ -206,6 +192,16 @@ class SolvedPlans:
         loss = partial(self._loss_stage, output, inputs=call.inputs)
         attempt = JoinAttempt(call=call, settings=self.settings, loss=loss, blocks=blocks)
         return replace(known, output=output, attempt=attempt)
+
+    def _measured_before(self, call: GraphCall, graph: GraphChain) -> MeasuredGraph | None:
+        """Return what was measured of a graph that is alike, with the numbers of this one."""
+        known = self.measured.get(call.key)
+        if known is None or not self._has_options_wanted(call.model, known.costs):
+            return None
+        if not is_alike(graph, known.staged.graph):
+            return None
+        staged = with_graph(known.staged.chain, graph, call.inputs)
+        return None if staged is None else replace(known, staged=staged)
 
     def measure_blocks(self, around: Around, *, is_first: bool) -> tuple[Around, MeasuredBlocks]:
         """Measure the blocks of a model; processes that share parameters agree on the most.
@@ -228,8 +224,17 @@ class SolvedPlans:
             if is_first:
                 self._leave_out_loss(refusal)
             is_scaled = not is_first  # it holds targets of another shape
-        measured = self._measured_blocks(around, is_scaled=is_scaled)
-        account = Account.largest(gathered(around.host.model, measured.account))
+        model, settings = around.host.model, self.settings
+        measured = measure_blocks(
+            around,
+            repeats=settings.repeats,
+            progress=settings.progress,
+            cache=settings.cache,
+            wants_options=partial(self._wants_options, model),
+        )
+        given = sum(tensor.storage_bytes for tensor in around.chain.boundaries[-1])
+        measured = self._with_loss_costs(measured, given, is_scaled=is_scaled)
+        account = Account.largest(gathered(model, measured.account))
         return around, replace(measured, account=account)
 
     def _made(
@@ -272,6 +277,10 @@ class SolvedPlans:
     def _fits_plainly(self, model: nn.Module | None, costs: Measurement) -> bool:
         return plain_peak(costs) <= self._budget(model, costs)
 
+    def _has_options_wanted(self, model: nn.Module | None, costs: Measurement) -> bool:
+        """Whether options of stages were measured, where they may be of use."""
+        return costs.account.has_options or not self._wants_options(model, costs)
+
     def _wants_options(self, model: nn.Module | None, costs: Measurement) -> bool:
         """Whether options of stages may be of use: what fits plainly runs plainly."""
         may_recompute = self.settings.stage_options and self.settings.memory.recompute
@@ -307,18 +316,6 @@ class SolvedPlans:
             is_scaled=is_scaled,
         )
 
-    def _measured_blocks(self, around: Around, *, is_scaled: bool) -> MeasuredBlocks:
-        settings = self.settings
-        measured = measure_blocks(
-            around,
-            repeats=settings.repeats,
-            progress=settings.progress,
-            cache=settings.cache,
-            wants_options=partial(self._wants_options, around.host.model),
-        )
-        given = sum(tensor.storage_bytes for tensor in around.chain.boundaries[-1])
-        return self._with_loss_costs(measured, given, is_scaled=is_scaled)
-
     def _with_loss_costs(self, measured: M, given: int, *, is_scaled: bool) -> M:
         """Return the costs; a loss that cannot run here costs as the first one, in proportion."""
         account = measured.account
@@ -334,7 +331,7 @@ class SolvedPlans:
     def _loss_or_none(
         self, output: OutputSample | None, graph: GraphChain, inputs: Sequence[Any]
     ) -> tuple[ChainStage | None, bool]:
-        """The loss, and whether it cannot run here: it holds targets of another shape."""
+        """Return the loss, and whether it cannot run here: it holds targets of another shape."""
         try:
             return self._loss_stage(output, graph, inputs), False
         except UnsupportedModelError:
@@ -367,7 +364,7 @@ class SolvedPlans:
 
 
 def _output(found: GraphCall, graph: GraphChain) -> OutputSample | None:
-    """The model's output, which the graph gives, too; ``None`` if only the graph is known."""
+    """Return the output of model and graph, which agree; ``None`` if only the graph is known."""
     if found.call is None:
         return None
     return Trial.of(found.call, found.observed, graph, found.inputs, found.device).require_same()

@@ -21,6 +21,7 @@ from typing import Any, Final
 from torch import nn
 
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.cuts.stage_names import outermost
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import Trial
@@ -40,22 +41,19 @@ def caching_configs(model: nn.Module) -> tuple[Any, ...]:
 
 
 @contextmanager
-def caches_off(configs: Sequence[Any]) -> Iterator[None]:
-    """Inside, models of these configurations keep nothing for generating unless a call asks."""
-    with _caches_set([config for config in configs if config.use_cache], kept=False):
-        yield
+def caches_set(configs: Sequence[Any], *, kept: bool) -> Iterator[None]:
+    """Inside, models of these configurations keep what they need for generating, or do not.
 
-
-@contextmanager
-def _caches_set(configs: Sequence[Any], *, kept: bool) -> Iterator[None]:
-    """Inside, `use_cache` of these configurations is the other way round."""
-    for config in configs:
-        config.use_cache = kept
+    A call may ask for the contrary.
+    """
+    before = [config.use_cache for config in configs]
     try:
+        for config in configs:
+            config.use_cache = kept
         yield
     finally:
-        for config in configs:
-            config.use_cache = not kept
+        for config, was_kept in zip(configs, before, strict=True):
+            config.use_cache = was_kept
 
 
 def is_same_without_caches(call: Call, configs: Sequence[Any]) -> bool:
@@ -78,7 +76,7 @@ def is_same_without_caches(call: Call, configs: Sequence[Any]) -> bool:
         pairs = zip(inputs, given, strict=True)
         shadow = call.of_shadow(StandIns(known={id(pair[0]): pair for pair in pairs}))
         own = [*compress(caching_configs(shadow.model), are_off)]
-        with _caches_set(own, kept=True):
+        with caches_set(own, kept=True):
             return output_leaves(shadow())
 
     return Trial(call, inputs, with_caches, frozenset(), call.device).is_same()
@@ -94,13 +92,14 @@ def output_hooks_installed(call: Call) -> Iterator[bool]:
     transformers: Any = sys.modules.get(_MODULE)
     has_any = any(getattr(module, "_can_record_outputs", None) for module in call.model.modules())
     owners = _owners(call) if has_any and transformers is not None else []
-    before = [(module, _hooks_of(module)) for owner in owners for module in owner.modules()]
+    modules = [module for owner in owners for module in owner.modules()]
+    before = [(module, set(module._forward_hooks), _MARK in vars(module)) for module in modules]  # noqa: SLF001  # torch has no other list of them
     try:
         for owner in owners:
             transformers.maybe_install_capturing_hooks(owner)
         yield bool(owners)
     except BaseException:
-        for module, (hooks, is_marked) in before:
+        for module, hooks, is_marked in before:
             for key in [key for key in module._forward_hooks if key not in hooks]:  # noqa: SLF001  # torch has no other list of them
                 del module._forward_hooks[key]  # noqa: SLF001  # torch has no other list of them
             if not is_marked:
@@ -109,18 +108,9 @@ def output_hooks_installed(call: Call) -> Iterator[bool]:
 
 
 def _owners(call: Call) -> Sequence[nn.Module]:
-    """The outermost parts of the model for which the call would install hooks."""
+    """Return the outermost parts of the model for which the call would install hooks."""
     with Host(call, call.device).fresh() as (shadow, run):
         run()
         marked = [name for name, module in shadow.named_modules() if _MARK in vars(module)]
     new = [name for name in marked if _MARK not in vars(call.model.get_submodule(name))]
-    nested = {name for name in new for outer in new if name != outer and _is_in(name, outer)}
-    return [call.model.get_submodule(name) for name in new if name not in nested]
-
-
-def _is_in(name: str, outer: str) -> bool:
-    return not outer or name.startswith(f"{outer}.")
-
-
-def _hooks_of(module: nn.Module) -> tuple[set[int], bool]:
-    return set(module._forward_hooks), _MARK in vars(module)  # noqa: SLF001  # torch has no other list of them
+    return [call.model.get_submodule(name) for name in outermost(new)]

@@ -65,12 +65,12 @@ def _tried(
     *,
     is_told: bool,
 ) -> AnyPlan:
-    """The plan within a budget, tried out; a tighter one where it needs more than predicted."""
+    """Return a plan that was tried out; a tighter one where it needs more than predicted."""
     limit, planned = budget, solved(budget)
     first = planned.solution
 
     def within(found: Solution) -> Solution:
-        """The same of the user's budget; bounds that hold for a tighter one do not."""
+        """Return the same of the user's budget, without bounds that hold for a tighter one only."""
         alike = (found.family, found.discards) == (first.family, first.discards)
         return replace(
             found,

@@ -223,7 +223,7 @@ _FITTING: Final = (
     ),
     Mutant(
         "fitting/transformers_models.py",
-        "            config.use_cache = not kept",
+        "            config.use_cache = was_kept",
         "            config.use_cache = kept",
         "unit/test_fit_budgets.py::test_caches_are_off_inside_and_on_again",
     ),

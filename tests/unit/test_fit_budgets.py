@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from chainstay import fit, measure
 from chainstay.fitting.budgets import bytes_of
 from chainstay.fitting.strategies.memory_options import MemoryOptions
-from chainstay.fitting.transformers_models import caches_off, caching_configs
+from chainstay.fitting.transformers_models import caches_set, caching_configs
 from chainstay.profiles import Link
 from chainstay.runtime.devices.memory import trace_memory
 
@@ -62,7 +62,7 @@ def test_caches_are_off_inside_and_on_again() -> None:
         return [config.use_cache for config in configs]
 
     def broken_off() -> None:
-        with caches_off(caching_configs(model)):
+        with caches_set(caching_configs(model), kept=False):
             assert flags() == [False, False, False]
             raise KeyError
 

@@ -18,6 +18,7 @@ runtime's own count of bytes that it can run.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -51,7 +52,7 @@ _TRIES: Final = 6000
 def solve_combined(
     measured: Measurement, budget: int, *, link: Link, known: Iterable[Solution] = ()
 ) -> HybridSolution:
-    """The fastest plan found of a measured chain that recomputes, offloads, or does both.
+    """Return the fastest plan found of a measured chain that recomputes, offloads, or does both.
 
     Args:
         measured: The chain's costs. Tensors that several states share stay on the device.
@@ -93,7 +94,7 @@ class _HybridSearch:
     offered: set[SlotPlan] = field(default_factory=set)
 
     def run(self, known: Iterable[Solution]) -> None:
-        """Ask all questions."""
+        """Take over what is known, then look at plans under the three kinds of overheads."""
         for solution in known:
             self._take_over(solution)
         self._ask(self.measured.movable_profile)
@@ -150,7 +151,7 @@ class _HybridSearch:
         return bounding_chain(account.with_flat_options(cheapest))
 
     def _take_over(self, solution: Solution) -> None:
-        """Let `solution` be a plan, if it is one."""
+        """Keep `solution` as the best plan, if it is one that can run and nothing is faster."""
         schedule = solution.schedule
         if isinstance(solution, OffloadSolution):
             schedule = program_of(solution)
@@ -183,7 +184,7 @@ class _HybridSearch:
             self._keep(search.improved(first), str(pofo))
 
     def _search_from(self, plan: SlotPlan, tries: int) -> WholeTransferSearch | None:
-        """The search for program lists of these computations, if one can be the best of all."""
+        """Return the search for program lists of these computations, if one can be the best."""
         profile = self._movable(Schedule(plan.ops))
         computing = simulate(profile, Schedule(plan.ops)).makespan
         if self.best is not None and computing >= self.best.makespan:
@@ -226,7 +227,7 @@ class _HybridSearch:
         return self.link.capacity is None or plan.host_bytes <= self.link.capacity
 
     def _movable(self, schedule: Schedule) -> ChainProfile:
-        """Items that can be moved, and how long stages take in `schedule`."""
+        """Return the items that can be moved, and how long stages take in `schedule`."""
         return bounding_chain(self.measured.flat_profile_for(schedule))
 
     def _overheads(self, schedule: Schedule) -> list[int]:
@@ -266,11 +267,12 @@ class _HybridSearch:
 
     def _dearest(self, schedule: Schedule) -> list[tuple[int, int]]:
         """Return the bytes that forwards and the backward of each stage need besides at most."""
-        largest = [[0, 0] for _ in self.measured.account.stages]
+        largest: defaultdict[tuple[int, bool], int] = defaultdict(int)
         for op, overhead in zip(schedule, self._overheads(schedule), strict=True):
-            of_stage = largest[op.stage]
-            of_stage[not op.kind.is_forward] = max(of_stage[not op.kind.is_forward], overhead)
-        return [(forward, backward) for forward, backward in largest]
+            key = op.stage, op.kind.is_forward
+            largest[key] = max(largest[key], overhead)
+        stages = range(len(self.measured.account.stages))
+        return [(largest[stage, True], largest[stage, False]) for stage in stages]
 
 
 def _kept_under(schedule: Schedule, number: int, profile: ChainProfile) -> Schedule:

@@ -237,7 +237,7 @@ def plan_of(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJ
 def planned_graph(
     staged: StagedGraph, costs: Measurement, solution: Solution, engine: Engine | None = None
 ) -> PlannedGraph:
-    """A graph by the schedule of `solution`.
+    """Return a graph by the schedule of `solution`.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages, or cannot be run.
@@ -262,7 +262,7 @@ def planned_graph(
 
 
 def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | str) -> Solution:
-    """The fastest schedule of blocks that was found; arguments and errors as `solve_measured`."""
+    """Return the fastest schedule of blocks that was found; see `solve_measured`."""
     return solve_measured(
         measured,
         budget,
@@ -272,7 +272,7 @@ def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | s
 
 
 def planned_blocks(measured: MeasuredBlocks, solution: Solution) -> PlannedBlocks:
-    """The blocks of a model by the schedule of `solution`."""
+    """Return the blocks of a model by the schedule of `solution`."""
     schedule = solution.schedule
     return PlannedBlocks(
         schedule=BlockSchedule.from_schedule(measured.blocks, measured.chain, schedule),

@@ -38,7 +38,7 @@ class JoinAttempt:
     blocks: frozenset[str]
 
     def measured(self) -> tuple[GraphJoin, MeasuredJoin]:
-        """The graph as branches, and what they cost.
+        """Return the graph as branches, and what they cost.
 
         Raises:
             NotAJoinError: The model is no join after all; the text says why.
@@ -58,7 +58,7 @@ class JoinAttempt:
         return join, measured
 
     def plan(self, budget: int) -> PlannedJoin:
-        """The plan within `budget` bytes.
+        """Return the plan within `budget` bytes.
 
         Raises:
             NotAJoinError: The model is no join after all; the text says why.
@@ -75,14 +75,9 @@ class JoinAttempt:
 def planned_join(
     join: GraphJoin, stages: StagedJoin, solution: Solution, profile: JoinProfile
 ) -> PlannedJoin:
-    """A graph by the schedule of `solution`, its branches apart.
+    """Return a graph by the schedule of `solution`, its branches apart.
 
-    Args:
-        join: The graph as branches, from its inputs to first states, and from the last one to its
-            outputs.
-        stages: The branches and the tail as stages.
-        solution: A solution for these branches, and a tail with the loss behind it.
-        profile: The costs of these stages.
+    The tail of the solution and of the profile has the loss behind it.
 
     Raises:
         PlanMismatchError: The schedule is for branches of other lengths, or would sum

@@ -59,7 +59,10 @@ class MemoryOptions:
         limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
         has_link = link is not None or accelerator_at(device) is not None
         is_here = bool(offload) or (offload is None and has_link)
-        obstacle = "" if is_here else _obstacle(offload, device)
+        obstacle = ""
+        if not is_here:
+            no_link = f"a {device.type} model has no link to the host but one passed as link="
+            obstacle = "offload is False" if offload is False else no_link
         if obstacle and (link is not None or limit is not None):
             raise ValueError(
                 f"link and host_budget are for offloading, and {obstacle}; leave them out, or set "
@@ -80,7 +83,7 @@ class MemoryOptions:
         )
 
     def link_on(self, device: torch.device) -> Link:
-        """The link, its memory held to the host's budget."""
+        """Return the link, its memory held to the host's budget."""
         link = self.link or measure_link(device)
         limit = self.host_budget
         if limit is not None and accelerator_at(device) is not None:
@@ -103,9 +106,3 @@ RECOMPUTING: Final = MemoryOptions(
     recompute=True, offload=False, is_offload_asked=False, link=None, host_budget=None
 )
 """Nothing goes to the host."""
-
-
-def _obstacle(offload: bool | None, device: torch.device) -> str:  # noqa: FBT001  # as it came
-    if offload is False:
-        return "offload is False"
-    return f"a {device.type} model has no link to the host but one passed as link="

@@ -25,7 +25,7 @@ from chainstay.validation.offload.simulate import simulate_offload
 def solve_offloaded(
     measured: Measurement, budget: int, *, link: Link, method: OffloadMethod | str = "auto"
 ) -> OffloadSolution:
-    """The fastest way to train a measured chain in a memory budget by offloading.
+    """Return the fastest way to train a measured chain in a memory budget by offloading.
 
     Args:
         measured: The chain's costs. Tensors that several states share stay on the device.

@@ -27,9 +27,7 @@ _PLACE: Final = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 def caught_at(node: fx.Node, name: str) -> str | None:
     """Return the place where the model catches an error of this operator, ``None`` if nowhere.
 
-    Args:
-        node: A node of TorchDynamo's graph, which knows the lines that it comes from.
-        name: The bare name of what it calls.
+    A node of TorchDynamo's graph knows the lines that it comes from; `name` is what it calls.
     """
     if not _FAILS_BY_VALUES.fullmatch(name):
         return None
@@ -40,7 +38,7 @@ def caught_at(node: fx.Node, name: str) -> str | None:
 
 
 def _tried_lines(file: str) -> Iterator[range]:
-    """The lines of a file whose errors are caught."""
+    """Yield the lines of a file whose errors are caught."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

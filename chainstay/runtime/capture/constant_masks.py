@@ -10,14 +10,14 @@ call of the graph, so that its values can be looked at after all.
 from __future__ import annotations
 
 import operator
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional
 
-__all__ = ["constant_masks_left_out"]
+from chainstay.runtime.capture.subgraphs import called_name, example_of, subgraph
 
 _MOST_ENTRIES: Final = 2**28
 """The entries up to which a mask is made once, so that its values can be looked at."""
@@ -35,8 +35,7 @@ _RANDOM: Final = ("rand", "bernoulli", "multinomial", "normal", "dropout", "expo
 def constant_masks_left_out(module: fx.GraphModule) -> bool:
     """Leave out the masks of attention that hide nothing, or only what ``is_causal`` would hide.
 
-    Args:
-        module: A graph of TorchDynamo's, which is changed.
+    This changes `module`, a graph of TorchDynamo's.
 
     Returns:
         Whether any was left out. The model itself may pass it: then it has other kernels.
@@ -62,8 +61,8 @@ def constant_masks_left_out(module: fx.GraphModule) -> bool:
 
 def _length(node: object) -> int:
     """Return the length of queries or keys; -1 where it is not a number."""
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    length = value.shape[-2] if isinstance(value, torch.Tensor) and value.dim() > 1 else -1
+    value = example_of(node)
+    length = -1 if value is None or value.dim() < 2 else value.shape[-2]
     return length if type(length) is int else -1  # or a symbol, by torch's annotations an int
 
 
@@ -75,7 +74,7 @@ def _is_causal(mask: fx.Node, queries: int, keys: int) -> bool | None:
     if not is_alike or nodes is None or shown.numel() > _MOST_ENTRIES:
         return None
     with unset_fake_temporarily(), torch.no_grad():
-        value = _value_of(mask, nodes)
+        (value,) = subgraph({}, nodes, (), (mask,))()
         if bool(value.all()):
             return False
         future = torch.ones(queries, keys, dtype=torch.bool, device=value.device).triu(1)
@@ -101,21 +100,8 @@ def _constants_behind(mask: fx.Node) -> list[fx.Node] | None:
 def _is_unsteady(node: fx.Node) -> bool:
     """Whether an operator changes a tensor in place, or draws random numbers."""
     target = node.target
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    name = called_name(node)
     is_operator = getattr(operator, name, None) is target  # `and_`, say
     in_place = name.endswith("_") and not (name.endswith("__") or is_operator)
     assigns = target in _ASSIGNING or "out" in node.kwargs
     return in_place or assigns or any(word in name for word in _RANDOM)
-
-
-def _value_of(mask: fx.Node, nodes: list[fx.Node]) -> torch.Tensor:
-    values: dict[fx.Node, Any] = {}
-    for node in nodes:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-        if node.op == "call_method":
-            values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            assert callable(node.target)
-            values[node] = node.target(*args, **kwargs)
-    value: torch.Tensor = values[mask]
-    return value

@@ -13,6 +13,8 @@ from typing import Any, Final
 import torch
 from torch import fx, nn
 
+from chainstay.runtime.capture.subgraphs import called_name
+
 OPERATOR: Final = "autograd_function_apply"
 """Name of torch's operator."""
 
@@ -34,54 +36,39 @@ class CustomFunction(nn.Module):
         self.dirty: Collection[int] = tuple(options.get("dirty_idx", ()))
         self.constant: Collection[int] = tuple(options.get("non_differentiable_idx", ()))
         self.checked: Collection[int] | None = options.get("saved_for_backward_idx")
+        # Graphs by torch 2.6 take a context first, and gradients are for the first arguments only.
         mask: Sequence[bool] | None = options.get("args_tensor_mask")
-        self.is_old = mask is not None  # torch 2.6: graphs take a context; only these get gradients
+        self.context = () if mask is None else (None,)
         self.count = None if mask is None else sum(mask)
 
     def forward(self, *args: Any) -> Any:
         """Return the results of the function."""
-        if self.count is None:
-            return _Applied.apply(self, (), *args)  # type: ignore[no-untyped-call]  # torch does not annotate it
-        return _Applied.apply(self, args[self.count :], *args[: self.count])  # type: ignore[no-untyped-call]  # torch does not annotate it
+        trained = args[: self.count]
+        return _Applied.apply(self, args[len(trained) :], *trained)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
     @property
     def code(self) -> str:
         """A text of the function's computation."""
         return f"{self.first.code}\n{self.second.code}\n{self.dirty} {self.constant} {self.count}"
 
-    def run_first(self, args: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
-        """Outputs, and what is saved."""
-        output, saved = self.first(None, *args) if self.is_old else self.first(*args)
-        return output, saved
-
-    def run_second(self, gradients: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
-        """Gradients of the arguments."""
-        args = (*gradients, *saved)
-        found = self.second(None, *args) if self.is_old else self.second(*args)
-        return tuple(found) if isinstance(found, tuple | list) else (found,)
-
 
 def _in_any_mode(module: fx.GraphModule) -> fx.GraphModule:
-    """Without the switch that turns gradients off first: ``create_graph`` needs them."""
+    """Return a copy that does not turn gradients off at first: ``create_graph`` needs them."""
     graph = fx.Graph()
     output = graph.graph_copy(module.graph, {})
     graph.output(output)
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    ends = [node for node in (*nodes[:1], *nodes[-1:]) if _switches(node)]
+    ends = [node for node in (*nodes[:1], *nodes[-1:]) if called_name(node) == "_set_grad_enabled"]
     if len(ends) == 2 and [node.args[0] for node in ends] == [False, True]:
         for node in ends:
             graph.erase_node(node)
     return fx.GraphModule(module, graph)
 
 
-def _switches(node: fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") == "_set_grad_enabled"
-
-
 class _Applied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: CustomFunction, constants: tuple[Any, ...], *args: Any) -> Any:
-        output, saved = function.run_first((*args, *constants))
+        output, saved = function.first(*function.context, *args, *constants)
         outputs = output if isinstance(output, tuple | list) else (output,)
         if function.dirty:
             ctx.mark_dirty(*(outputs[index] for index in function.dirty))
@@ -104,4 +91,6 @@ class _Applied(torch.autograd.Function):
         saved = list(ctx.saved)
         for place, value in zip(ctx.places, ctx.saved_tensors, strict=True):
             saved[place] = value
-        return None, None, *ctx.function.run_second(gradients, saved)
+        function = ctx.function
+        found = function.second(*function.context, *gradients, *saved)
+        return None, None, *(found if isinstance(found, tuple | list) else (found,))

@@ -27,7 +27,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import fx
 from torch._guards import TracingContext
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from chainstay.runtime.capture.constant_masks import constant_masks_left_out
@@ -191,31 +190,19 @@ class GraphCapture:
         self._compiled: dict[Sizes, _SizedFunction] = {}
 
     def _compiled_for(self, sizes: Sizes) -> _SizedFunction:
-        """The function for calls with these sizes, made if there is none yet."""
+        """Return the function for calls with these sizes, made if there is none yet."""
         import torch._dynamo  # noqa: PLC0415  # takes more than a second: not before it is needed
 
         if sizes in self._compiled:
             return self._compiled[sizes]
         if len(self._compiled) >= MOST_SHAPES:
             self._compiled.pop(next(iter(self._compiled))).forget()  # the oldest
-        known = weakref.ref(self)  # torch holds backends until the process ends
+        received = weakref.WeakMethod(self._received)  # torch holds backends until the process ends
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
-            capture = known()
-            assert capture is not None, "it traces"
-            if capture._masks_left_out is not None:  # noqa: SLF001  # its own
-                capture._masks_left_out |= constant_masks_left_out(graph)  # noqa: SLF001  # likewise
-            forward = capture._receive(graph, inputs)  # noqa: SLF001  # its own
-            capture._has_graphs = True  # noqa: SLF001  # likewise
-            if capture._environment is None and has_read_environment():  # noqa: SLF001  # likewise
-                capture._environment = environment()  # noqa: SLF001  # likewise
-
-            def run(*given: Any) -> Sequence[Any]:
-                if _tracing.is_sample and not isinstance(forward, GraphForward):
-                    raise NothingToPlanError
-                return in_modes(forward, given) if set_aside.modes else forward(*given)
-
-            return run
+            receive = received()
+            assert receive is not None, "it traces"
+            return receive(graph, inputs)
 
         code = _guarded.__code__.replace(co_name=f"chainstay_{next(_numbers)}")
         own = FunctionType(code, _guarded.__globals__, code.co_name)
@@ -231,24 +218,35 @@ class GraphCapture:
         )
         return compiled
 
+    def _received(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
+        """Take a graph that TorchDynamo has made; return what it will call."""
+        if self._masks_left_out is not None:
+            self._masks_left_out |= constant_masks_left_out(graph)
+        forward = self._receive(graph, inputs)
+        self._has_graphs = True
+        if self._environment is None and has_read_environment():
+            self._environment = environment()
+
+        def run(*given: Any) -> Sequence[Any]:
+            if _tracing.is_sample and not isinstance(forward, GraphForward):
+                raise NothingToPlanError
+            return in_modes(forward, given) if set_aside.modes else forward(*given)
+
+        return run
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph for such a call, and what the function does around it.
 
         Raises:
             UnknownCallError: There is none; nothing was run.
         """
-        if not is_in_torch_dispatch_mode(include_infra_modes=False):
-            return self._run(args, kwargs)
-        with modes_set_aside():
-            return self._run(args, kwargs)
-
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         compiled = self._compiled.get(_sizes_of((args, kwargs)))
         if compiled is None:
             raise UnknownCallError
         random_state = random.getstate() if self._draws_numbers else None
         try:
-            return compiled.known(self._function, args, kwargs, self._state(args))
+            with modes_set_aside():
+                return compiled.known(self._function, args, kwargs, self._state(args))
         except NotRunError:
             if random_state is not None:
                 random.setstate(random_state)
@@ -367,7 +365,7 @@ def _sampling(*, wanted: bool) -> Iterator[None]:
 def _guarded(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], state: str
 ) -> Any:
-    """`function`, as traced code; run as it is, it refuses before it has done anything.
+    """Call `function` as traced code; run as it is, it refuses before it has done anything.
 
     What the traced code asks `state` for becomes a guard.
     """
@@ -378,9 +376,8 @@ def _guarded(
 
 def _is_traced() -> bool:
     """True in traced code, where it was asked once; TorchDynamo keeps the answer."""
-    return (
-        _tracing.active and TracingContext.try_get() is not None
-    )  # else TorchDynamo is switched off
+    # Where TorchDynamo is switched off, there is no context.
+    return _tracing.active and TracingContext.try_get() is not None
 
 
 _is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  # as assume_constant_result does, without importing torch._dynamo

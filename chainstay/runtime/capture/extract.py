@@ -35,7 +35,7 @@ class _Extracted:
     capture: GraphCapture
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """All stages in order: what ``model(*args, **kwargs)`` gives, bit for bit.
+        """Run all stages in order, and return what ``model(*args, **kwargs)`` gives, bit for bit.
 
         Raises:
             UnsupportedModelError: The call is not like the sample.
@@ -77,7 +77,7 @@ class ExtractedChain(_Extracted):
         return self.graph.not_a_join
 
     def table(self) -> Table:
-        """The stages for people, to be printed by rich."""
+        """Return the stages for people, to be printed by rich."""
         return self.graph.table()
 
     def __str__(self) -> str:

@@ -31,6 +31,7 @@ from chainstay.runtime.capture.subgraphs import (
     AutocastRegion,
     GradientRegion,
     Region,
+    called_name,
     subgraph,
     values_behind,
     values_read,
@@ -90,7 +91,7 @@ class CapturedGraph:
 
 
 def stage_border(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as it is; in a captured graph, a place where one of the user's stages ends."""
+    """Return `tensor`; in a captured graph, this is where one of the user's stages ends."""
     return tensor
 
 
@@ -144,10 +145,7 @@ def as_captured_graph(
 ) -> CapturedGraph:
     """Return the graph that TorchDynamo gave a backend, in a plain form.
 
-    Args:
-        module: The graph.
-        inputs: What its inputs are.
-        values: Those of a call.
+    Its `inputs` have these `values` in a call.
 
     Raises:
         NoStagesError: It has operators that a plan cannot run again.
@@ -173,12 +171,14 @@ class _GraphCopier:
     borders: list[StageBorder] = field(default_factory=list)
 
     def captured(self, inputs: Sequence[GraphInput]) -> CapturedGraph:
-        found = self.module.graph.find_nodes(op="placeholder")
-        copies: dict[fx.Node, Any] = {node: self.graph.node_copy(node) for node in found}
-        tensors = dict(_constants(self.module))
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        copies: dict[fx.Node, Any] = {node: self.graph.node_copy(node) for node in placeholders}
+        read = dict(_constants_read(self.module))
+        tensors = {str(node.target): tensor for node, tensor in read.items()}
         constants = {name: self.graph.placeholder(f"constant_{name}") for name in tensors}
+        copies |= {node: constants[str(node.target)] for node in read}
         kinds = [GraphInput(InputKind.HELD, f"a constant {name}") for name in tensors]
-        output = self._body(self.module, copies, constants)
+        output = self._body(self.module, copies)
         leaves = tuple(output) if isinstance(output, tuple | list) else (output,)
         self.graph.output(leaves)
         for span in list(_spans(self.graph)):
@@ -191,38 +191,22 @@ class _GraphCopier:
             borders=tuple(self.borders),
         )
 
-    def _body(
-        self, module: fx.GraphModule, copies: dict[fx.Node, Any], constants: Mapping[str, fx.Node]
-    ) -> Any:
-        """Copy what `module` computes, its inputs being in `copies`; its output."""
+    def _body(self, module: fx.GraphModule, copies: dict[fx.Node, Any]) -> Any:
+        """Copy what `module` computes, and return its output; `copies` has what it is given."""
         for node in module.graph.nodes:
+            if node in copies:
+                continue
             match node.op:
-                case "placeholder":
-                    continue
                 case "output":
                     return fx.node.map_arg(node.args[0], copies.__getitem__)
                 case "get_attr":
-                    copies[node] = self._attribute(module, node, constants)
+                    copies[node] = _graph_read(module, node)  # copied by whoever takes it
                 case _:
                     self._operator(module, node, copies)
         raise AssertionError("a graph without an output")
 
-    def _attribute(
-        self, module: fx.GraphModule, node: fx.Node, constants: Mapping[str, fx.Node]
-    ) -> object:
-        name = str(node.target)
-        if name in constants:
-            return constants[name]
-        value = attrgetter(name)(module)
-        if not isinstance(value, nn.Module):
-            raise NoStagesError(
-                f"the captured graph holds {name}, a {type(value).__name__}, which stages cannot "
-                "read; make it a buffer of the model"
-            )
-        return value  # a graph: copied by whoever takes it
-
     def _operator(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> None:
-        name = _name_of(node)
+        name = called_name(node)
         _require_runs_again(node, name)
         if name in _ASSIGNS_DATA and self.trained.intersection(node.all_input_nodes[:1]):
             raise NoStagesError(
@@ -255,7 +239,7 @@ class _GraphCopier:
         placeholders = body.graph.find_nodes(op="placeholder")
         given = [fx.node.map_arg(argument, copies.__getitem__) for argument in node.args[1:]]
         inner: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
-        return self._body(body, inner, {})
+        return self._body(body, inner)
 
     def _switched(self, name: str, node: fx.Node, copies: dict[fx.Node, Any]) -> bool:
         """Whether `node` switches autocast or gradients; operators from here on know it."""
@@ -312,10 +296,8 @@ class _GraphCopier:
         if not isinstance(value, nn.Module):
             return value
         name = self._module_name(value)
-        for node in self.graph.nodes:
-            if node.op == "get_attr" and node.target == name:
-                return node
-        return self.graph.create_node("get_attr", name)
+        known = self.graph.find_nodes(op="get_attr", target=name)
+        return known[0] if known else self.graph.create_node("get_attr", name)
 
     def _module_name(self, module: Any) -> str:
         for name, known in self.modules.items():
@@ -363,11 +345,11 @@ def _require_runs_again(node: fx.Node, name: str) -> None:
 
 
 def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:
-    """Operators from each switch of a mode up to the one that switches it back."""
+    """Yield the operators from each switch of a mode up to the one that switches it back."""
     span: list[fx.Node] = []
     pending: list[str] = []
     for node in filter(_computes, graph.nodes):
-        name = _name_of(node)
+        name = called_name(node)
         if pending and name == pending[-1]:
             pending.pop()
         elif name in _BEGINS:
@@ -382,17 +364,20 @@ def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:
         yield span
 
 
-def _constants(module: fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that the graph reads by name."""
+def _constants_read(module: fx.GraphModule) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    """Yield the nodes that read tensors by name, and the tensors."""
     for node in module.graph.find_nodes(op="get_attr"):
         value = attrgetter(str(node.target))(module)
         if isinstance(value, torch.Tensor):
-            yield str(node.target), value
+            yield node, value
 
 
-def _name_of(node: fx.Node) -> str:
-    """The bare name of what a node calls."""
-    if node.op == "call_module":
-        return ""
-    target: str | Callable[..., Any] = node.target
-    return target if isinstance(target, str) else getattr(target, "__name__", "")
+def _graph_read(module: fx.GraphModule, node: fx.Node) -> nn.Module:
+    """Return the graph that a node reads by name."""
+    value = attrgetter(str(node.target))(module)
+    if not isinstance(value, nn.Module):
+        raise NoStagesError(
+            f"the captured graph holds {node.target}, a {type(value).__name__}, which stages "
+            "cannot read; make it a buffer of the model"
+        )
+    return value

@@ -98,20 +98,19 @@ def sizing_numbers(inputs: Iterable[GraphInput], values: Iterable[Any]) -> tuple
 
     A counter that grows in every step may leave the sizes as they are for thousands of them.
     """
-    pairs = zip(inputs, values)  # noqa: B905  # constants are behind the inputs
-    found = [pair for pair in pairs if pair[0].kind is InputKind.SIZE]
-    if not found:
-        return ()
-    numbers = [v.item() if isinstance(v, torch.Tensor) else v for _, v in found]
-    return _sizes_made(tuple(given for given, _ in found), tuple(numbers))
+    numbers = tuple(
+        (given, value.item() if isinstance(value, torch.Tensor) else value)
+        for given, value in zip(inputs, values)  # noqa: B905  # constants are behind the inputs
+        if given.kind is InputKind.SIZE
+    )
+    return _sizes_made(numbers) if numbers else ()
 
 
 @lru_cache(maxsize=1024)
-def _sizes_made(inputs: tuple[GraphInput, ...], numbers: tuple[float, ...]) -> tuple[Any, ...]:
-    pairs = list(zip(inputs, numbers, strict=True))
-    known = {given.symbol: number for given, number in pairs if given.symbol is not None}
-    others = [number for given, number in pairs if given.symbol is None]
-    sizes = dict.fromkeys(size for given in inputs for size in given.sizes)
+def _sizes_made(numbers: tuple[tuple[GraphInput, float], ...]) -> tuple[Any, ...]:
+    known = {given.symbol: number for given, number in numbers if given.symbol is not None}
+    others = [number for given, number in numbers if given.symbol is None]
+    sizes = dict.fromkeys(size for given, _ in numbers for size in given.sizes)
     return (*others, *(str(size.subs(known)) for size in sizes))
 
 
@@ -158,7 +157,7 @@ def _source_of(node: fx.Node) -> str:
 
 
 def _path_in(source: str) -> str:
-    """The path of a tensor for people, from ``L['self'].__dict__['_modules']['fc']...``."""
+    """Return the path of a tensor for people, from ``L['self'].__dict__['_modules']['fc']...``."""
     text = _ARGUMENT.sub(lambda found: f"args[{int(found[1]) - 1}]", source, count=1)
     text = text.replace(".__dict__", "")
     for holder in ("_modules", "_parameters", "_buffers"):

@@ -9,18 +9,14 @@ import torch
 
 from chainstay.runtime.capture.graph import NoStagesError
 
-__all__ = ["require_one_thread"]
-
 
 def require_one_thread(values: Iterable[torch.Tensor | None]) -> None:
     """Refuse a graph whose backward goes on in two threads at once.
 
     Autograd has a thread for the host and one for the accelerator. Plans bring back what a stage
     saved in the order of the stages. So values with gradients may be on the host before all of
-    those on the accelerator (an embedding there) and behind them (a loss), but not between.
-
-    Args:
-        values: What the graph's operators make, in their order; ``None`` for what is no tensor.
+    those on the accelerator (an embedding there) and behind them (a loss), but not between. The
+    `values` are those that the graph's operators make, in order.
 
     Raises:
         NoStagesError: Some are on the host between those on the accelerator.

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay.runtime.capture.dynamo import GraphForward
@@ -56,7 +57,6 @@ class Observation:
         saved: Storages that autograd saves for its backward.
         written: Storages that it changes in place.
         draws_random: Whether it may draw random numbers.
-        is_number: Whether its value is a Python number or text, and no tensor.
         fills_saved: Whether a kernel of its saves a tensor first and writes it then.
     """
 
@@ -66,8 +66,12 @@ class Observation:
     saved: frozenset[Storage]
     written: frozenset[Storage]
     draws_random: bool
-    is_number: bool = False
     fills_saved: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its value is a Python number or text, and has no tensor."""
+        return not self.storages
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class Observations:
         return self.nodes[node]
 
     def size_of(self, storages: Iterable[Storage]) -> int:
-        """Bytes of distinct storages, external ones excluded."""
+        """Return the bytes of distinct storages, external ones excluded."""
         return sum(self.storage_bytes[storage] for storage in set(storages) - self.external)
 
     def touched(self, node: fx.Node) -> frozenset[Storage]:
@@ -131,12 +135,7 @@ class ObservedGraph:
 
 
 def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) -> ObservedGraph:
-    """Bring a graph of TorchDynamo's into a plain form, and observe its operators.
-
-    Args:
-        name: The model's name, for messages.
-        forward: The graph, which stays as it is.
-        inputs: The inputs of a call.
+    """Bring a graph of TorchDynamo's into a plain form, a copy, and observe its operators.
 
     Raises:
         NoStagesError: It has operators that a plan cannot run again, a shape depends on values,
@@ -217,7 +216,7 @@ def _take_out_identities(captured: CapturedGraph, seen: Observations) -> None:
 
 
 def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.Node, object]:
-    """Python numbers that the graph computes from numbers it is given, with their values."""
+    """Return Python numbers that the graph computes from numbers it is given, with their values."""
     known: dict[fx.Node, object] = {
         node: value
         for node, value, given in zip(captured.placeholders, inputs, captured.inputs, strict=False)
@@ -236,7 +235,7 @@ def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.No
 
 
 def _boxes_in(captured: CapturedGraph, numbers: Collection[fx.Node]) -> list[fx.Node]:
-    """Operators that put such a number into a tensor, in which TorchDynamo hands it back."""
+    """Return operators that put such a number into a tensor, in which TorchDynamo hands it back."""
     return [
         node
         for node in captured.operators
@@ -308,12 +307,16 @@ class _Observer:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         function = _function_of(self.captured, node)
         saved: list[torch.Tensor] = []
+
+        def noted(tensor: torch.Tensor) -> None:
+            saved.append(tensor.detach())
+
         kernels = _Kernels()
         is_higher = isinstance(node.target, HigherOrderOperator)
         with ExitStack() as stack:
             for region in regions:
                 stack.enter_context(region.entered())
-            stack.enter_context(_noting(saved))
+            stack.enter_context(saved_tensors_hooks(noted, refuse_backward))
             stack.enter_context(nullcontext() if is_higher else kernels)
             try:
                 value = function(*args, **kwargs)
@@ -346,7 +349,6 @@ class _Observer:
             saved=frozenset(map(self.storages.number, saved)),
             written=frozenset(map(self.storages.number, kernels.written)),
             draws_random=kernels.draws_random,
-            is_number=not tensors,
             fills_saved=kernels.fills_saved,
         )
 
@@ -375,17 +377,10 @@ class _Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _noting(saved: list[torch.Tensor]) -> torch.autograd.graph.saved_tensors_hooks:
-    def pack(tensor: torch.Tensor) -> None:
-        saved.append(tensor.detach())
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, refuse_backward)
-
-
 def _written_by(
     function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[torch.Tensor]:
-    """Arguments that a kernel changes in place.
+    """Yield the arguments that a kernel changes in place.
 
     Normalization updates its running statistics without saying so in its schema.
     """

@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from chainstay.runtime.capture.subgraphs import example_of
+
 _STATES: Final[dict[Any, int]] = {
     torch.lstm: 2,
     torch.gru: 1,
@@ -31,7 +33,7 @@ def has_layers(node: fx.Node) -> bool:
     if node.target not in _STATES or len(node.args) != 9 or node.kwargs:
         return False
     initial, weights, layers = node.args[1], node.args[2], node.args[4]
-    example = _example(node.args[0])
+    example = example_of(node.args[0])
     return (  # sequences that are packed have their weights elsewhere
         isinstance(weights, list | tuple)
         and isinstance(initial, list | tuple) == (_STATES[node.target] > 1)
@@ -43,18 +45,10 @@ def has_layers(node: fx.Node) -> bool:
     )
 
 
-def _example(node: object) -> torch.Tensor | None:
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
-
-
 def split_layers(node: fx.Node, arguments: Sequence[Any], add: _AddOperator) -> tuple[Any, ...]:
     """Add one operator per layer; return the results of all: the output, and the last states.
 
-    Args:
-        node: A node that `has_layers`.
-        arguments: Its arguments in the graph that operators are added to.
-        add: Adds an operator.
+    The `node`, which `has_layers`, has these `arguments` in the graph that operators are added to.
     """
     function: Any = node.target
     states = _STATES[function]

@@ -29,7 +29,7 @@ class AutocastRegion:
     enabled: bool
 
     def entered(self) -> AbstractContextManager[object]:
-        """The region as a context."""
+        """Return the region as a context."""
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled)
 
 
@@ -40,7 +40,7 @@ class GradientRegion:
     enabled: bool
 
     def entered(self) -> AbstractContextManager[object]:
-        """The region as a context."""
+        """Return the region as a context."""
         return torch.set_grad_enabled(self.enabled)
 
 
@@ -51,6 +51,18 @@ def regions_of(node: fx.Node) -> tuple[Region, ...]:
     """Return the modes that an operator runs in, the outermost first."""
     regions: tuple[Region, ...] = node.meta.get(REGIONS, ())
     return regions
+
+
+def called_name(node: fx.Node) -> str:
+    """Return the bare name of what a node calls; that of a module is empty."""
+    target: str | Callable[..., object] = "" if node.op == "call_module" else node.target
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def example_of(node: object) -> torch.Tensor | None:
+    """Return the tensor that a node gave when TorchDynamo traced it, if it gave one."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
 
 
 class RegionModule(nn.Module):
@@ -160,7 +172,7 @@ class _Body:
             self.copies[node] = self.graph.call_function(operator.getitem, (call, index))
 
     def finish(self, results: Sequence[fx.Node]) -> fx.GraphModule:
-        """The graph as a module that gives `results`."""
+        """Return the graph as a module that gives `results`."""
         self.graph.output(tuple(self._copied(node) for node in results))
         return fx.GraphModule(self.root, self.graph)
 

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
+from chainstay.runtime.capture.cuts.stage_names import outermost
 
 _MOST_GRAPHS: Final = 256
 """Graphs per function. Every call looks through those there are, so more would be slow."""
@@ -121,9 +122,7 @@ class NotTheModelError(UnsupportedModelError):
 def failures_named(name: str, args: tuple[object, ...] = ()) -> Iterator[None]:
     """Inside, TorchDynamo's failures to capture the function `name` become chainstay's own.
 
-    Args:
-        name: The function's name, for messages.
-        args: Its arguments: modules among them may be what no graph can have.
+    Modules among its `args` may be what no graph can have.
     """
     from torch._dynamo import exc  # noqa: PLC0415  # takes more than a second
 
@@ -163,8 +162,7 @@ def failures_named(name: str, args: tuple[object, ...] = ()) -> Iterator[None]:
 def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
     """Inside, TorchDynamo traces as a plan needs it, and says nothing; guards keep its settings.
 
-    Args:
-        leaves: The arguments of the call, whose sizes become part of the graph.
+    Sizes of tensors among the `leaves` of the call's arguments become part of the graph.
     """
     from torch._dynamo import config  # noqa: PLC0415  # takes more than a second
 
@@ -229,10 +227,10 @@ def _sparse_taken() -> Iterator[None]:
         is_taken = tensor.layout == torch.sparse_coo and not tensor.requires_grad
         return is_sparse_any(tensor) and not is_taken
 
-    with ExitStack() as stack:
-        for place in (builder, builtin):
-            if hasattr(place, "is_sparse_any"):
-                stack.enter_context(patch.object(place, "is_sparse_any", is_refused))
+    with (
+        _patched(builder, "is_sparse_any", is_refused),
+        _patched(builtin, "is_sparse_any", is_refused),
+    ):
         yield
 
 
@@ -240,10 +238,13 @@ def _no_drawn_constants() -> AbstractContextManager[object]:
     """Inside, ``random.Random`` objects are not traced: their numbers would become constants."""
     from torch._dynamo import variables  # noqa: PLC0415  # takes more than a second
 
-    traced: Any = getattr(variables, "RandomVariable", None)
-    if not hasattr(traced, "is_supported_random_obj"):
-        return nullcontext()
-    return patch.object(traced, "is_supported_random_obj", staticmethod(lambda _: False))
+    traced = getattr(variables, "RandomVariable", None)
+    return _patched(traced, "is_supported_random_obj", staticmethod(lambda _: False))
+
+
+def _patched(place: object, name: str, value: object) -> AbstractContextManager[object]:
+    """Return a patch of an attribute, or of nothing in releases of torch that do not have it."""
+    return patch.object(place, name, value) if hasattr(place, name) else nullcontext()
 
 
 def _constants_printed() -> AbstractContextManager[object]:
@@ -351,13 +352,10 @@ def _as_written(constants: re.Match[str]) -> str:
 
 def _scripted_in(args: tuple[object, ...]) -> str:
     """Return the paths of the outermost scripted modules in these modules, for people."""
-    modules = (argument for argument in args if isinstance(argument, torch.nn.Module))
     found: list[str] = []
-    for path, module in (pair for root in modules for pair in root.named_modules()):
-        if isinstance(module, torch.jit.ScriptModule) and not any(
-            not known or path.startswith(f"{known}.") for known in found
-        ):
-            found.append(path)
+    for root in args:
+        modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
+        found += outermost([p for p, m in modules if isinstance(m, torch.jit.ScriptModule)])
     if not found or not found[0]:
         return "a module"
     return f"{found[0]} and {len(found) - 1} more" if len(found) > 1 else found[0]

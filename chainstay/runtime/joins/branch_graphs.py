@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from chainstay.errors import NotAJoinError
-from chainstay.runtime.capture.cuts.branches import find_towers, title_of
+from chainstay.runtime.capture.cuts.branches import Towers, find_towers, title_of
 from chainstay.runtime.capture.cuts.crossings import (
     Crossings,
     crossings_among,
     find_crossings,
     movable_nodes,
 )
-from chainstay.runtime.capture.cuts.cut import CutGraph, ranges_between
+from chainstay.runtime.capture.cuts.cut import CutGraph
 from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
 from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.capture.operators import Observations, ObservedGraph
@@ -40,14 +40,13 @@ def cut_into_join(
     Raises:
         NotAJoinError: There are no such parts; the text says where they exchange values.
     """
-    captured, seen = observed.captured, observed.seen
-    towers = find_towers(captured, seen, movable_nodes(captured, seen))
-    sort_by_part(captured, seen, towers)
+    towers = find_towers(observed, movable_nodes(observed))
+    sort_by_part(observed, towers)
     crossings = find_crossings(observed)
-    pieces = _pieces(observed, crossings, towers.part_of, towers.count)
+    pieces = _pieces(observed, crossings, towers)
     if isinstance(granularity, int):
         granularity = max(1, granularity // len(pieces))
-    cuts = [piece.cuts(seen, granularity, blocks) for piece in pieces]
+    cuts = [piece.cuts(granularity, blocks) for piece in pieces]
     return _assemble(observed, crossings, pieces, cuts, towers.count)
 
 
@@ -67,19 +66,17 @@ class _JoinPart:
     result: list[fx.Node]
     crossings: Crossings
 
-    def cuts(
-        self, seen: Observations, granularity: Granularity, blocks: frozenset[str]
-    ) -> list[int]:
-        """Places among its own operators where it is cut: no value crosses two of them.
+    def cuts(self, granularity: Granularity, blocks: frozenset[str]) -> list[int]:
+        """Return the places among its own operators where it is cut: no value crosses two of them.
 
         A join's profile has no skips. What crosses less goes first.
         """
         ends = (-1, len(self.crossings.operators) - 1)
-        states = {-1: self._held(self.given, seen), ends[1]: self._held(self.result, seen)}
+        states = {-1: self._held(self.given), ends[1]: self._held(self.result)}
         chosen = sorted(ends)
-        places = choose_cuts(self.crossings, seen, granularity, blocks)
-        held = {place: self._held(self.crossings.at(place), seen) for place in places}
-        for place in sorted(places, key=lambda cut: (_size(held[cut], seen), cut)):
+        places = choose_cuts(self.crossings, granularity, blocks)
+        held = {place: self._held(self.crossings.at(place)) for place in places}
+        for place in sorted(places, key=lambda cut: (self._size(held[cut]), cut)):
             before = max(other for other in chosen if other < place)
             behind = min(other for other in chosen if other > place)
             if held[place].isdisjoint(states[before] | states[behind]):
@@ -87,49 +84,50 @@ class _JoinPart:
                 chosen.append(place)
         return sorted(set(chosen) - set(ends))
 
+    def places(self, cuts: Sequence[int]) -> list[int]:
+        """Return the places of its cuts, in front of its first operator and behind its last."""
+        return [-1, *cuts, len(self.crossings.operators) - 1]
+
     def states(self, cuts: Sequence[int]) -> list[list[fx.Node]]:
-        """The states at its beginning, its cuts and its end."""
+        """Return the states at its beginning, its cuts and its end."""
         return [self.given, *(self.crossings.at(place) for place in cuts), self.result]
 
-    def _held(self, nodes: Iterable[fx.Node], seen: Observations) -> frozenset[object]:
-        """Tensors with gradients, and storages that are nobody else's."""
-        nodes = list(nodes)
+    def _held(self, nodes: Sequence[fx.Node]) -> frozenset[object]:
+        """Return the tensors with gradients, and storages that are nobody else's."""
+        seen = self.crossings.seen
         storages = {storage for node in nodes for storage in seen[node].storages}
         return frozenset(
             [*(n for n in nodes if seen[n].requires_grad), *(storages - seen.external)]
         )
 
+    def _size(self, held: frozenset[object]) -> int:
+        return self.crossings.seen.size_of(value for value in held if isinstance(value, int))
 
-def _size(held: frozenset[object], seen: Observations) -> int:
-    return seen.size_of(storage for storage in held if isinstance(storage, int))
 
-
-def _pieces(
-    observed: ObservedGraph, crossings: Crossings, part_of: Mapping[fx.Node, int], towers: int
-) -> list[_JoinPart]:
-    """The branches, and the tail if there are operators in it.
+def _pieces(observed: ObservedGraph, crossings: Crossings, towers: Towers) -> list[_JoinPart]:
+    """Return the branches, and the tail if there are operators in it.
 
     Raises:
         NotAJoinError: The tail needs an input's gradient, or what is no tensor.
     """
-    captured, seen = observed.captured, observed.seen
+    part_of, tail = towers.part_of, towers.count
     pieces = []
     start = -1
-    for part in range(towers + 1):
+    for part in range(tail + 1):
         members = [node for node in crossings.operators if part_of[node] == part]
-        if part == towers:
-            _refuse_strange(seen, crossings.at(start))
+        if part == tail:
+            _refuse_strange(observed.seen, crossings.at(start))
         if members:
             end = start + len(members)
             given = crossings.at(start)
-            if part < towers:
+            if part < tail:
                 given = [
                     node
                     for node in given
                     if node.op == "placeholder" and any(part_of.get(u) == part for u in node.users)
                 ]
-            result = [n for n in crossings.at(end) if part == towers or part_of.get(n) == part]
-            own = crossings_among(captured, members, given, crossings.movable)
+            result = [n for n in crossings.at(end) if part == tail or part_of.get(n) == part]
+            own = crossings_among(observed, members, given, crossings.movable)
             pieces.append(_JoinPart(start, given, result, own))
             start = end
     return pieces
@@ -157,10 +155,11 @@ def _assemble(
     inner = [p.start + 1 + place for p, own in zip(pieces, cuts, strict=True) for place in own]
     places = tuple(sorted([*inner, *(piece.start for piece in pieces[1:])]))
     cut = CutGraph(observed, crossings, places)
-    early = cut.made_early()
-    ranges = [_ranges(piece, own, early) for piece, own in zip(pieces, cuts, strict=True)]
-    nodes = cut.shared_nodes([nodes for piece in ranges for nodes in piece], early)
-    shared = {node: index for index, node in enumerate(nodes)}
+    ranges = [
+        cut.ranges(piece.crossings.operators, piece.places(own))
+        for piece, own in zip(pieces, cuts, strict=True)
+    ]
+    shared = cut.shared(nodes for piece in ranges for nodes in piece)
     stages = [
         tuple(cut.stages(nodes, piece.states(own), shared))
         for piece, own, nodes in zip(pieces, cuts, ranges, strict=True)
@@ -177,16 +176,10 @@ def _assemble(
         sums=_sums(observed, crossings.operators, ranges, stages),
         inputs=observed.captured.inputs,
         constants=observed.captured.constants,
-        shared=tuple(map(cut.shared_value, nodes)),
-        prologue=cut.prologue(early, nodes),
+        shared=tuple(map(cut.shared_value, shared)),
+        prologue=cut.prologue(shared),
         output=cut.output(last_state, shared),
     )
-
-
-def _ranges(piece: _JoinPart, cuts: Sequence[int], early: set[fx.Node]) -> list[list[fx.Node]]:
-    """The operators of each stage."""
-    members = piece.crossings.operators
-    return ranges_between(members, [-1, *cuts, len(members) - 1], early)
 
 
 def _sums(
@@ -204,7 +197,7 @@ def _sums(
     }
     order = {node: index for index, node in enumerate(operators)}
     found = []
-    for _, uses in uses_of_leaves(observed.captured, observed.seen):
+    for _, uses in uses_of_leaves(observed):
         if len(uses) > 2:
             backward = sorted(uses, key=order.__getitem__, reverse=True)
             found.append(tuple(stage_of[node] for node in backward))

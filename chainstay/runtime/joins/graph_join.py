@@ -34,7 +34,7 @@ class GraphJoin(GraphStages):
     sums: tuple[tuple[GraphStage, ...], ...]
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """All stages, branch by branch: what the graph gives, bit for bit."""
+        """Run all stages, branch by branch, and return what the graph gives, bit for bit."""
         given, shared = self.begin(inputs)
         met: State = ()
         for branch, state in zip(self.branches, self.split(given), strict=True):
@@ -53,7 +53,7 @@ class GraphJoin(GraphStages):
         return self.stages[sum(self.lengths) :]
 
     def split(self, given: State) -> tuple[State, ...]:
-        """The first state of each branch."""
+        """Return the first state of each branch."""
         return cut(given, map(len, self.given))
 
 

@@ -15,25 +15,24 @@ from torch import fx
 
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.capture.cuts.branches import Towers, title_of
-from chainstay.runtime.capture.graph import CapturedGraph
-from chainstay.runtime.capture.operators import Observations
+from chainstay.runtime.capture.operators import Observations, ObservedGraph
 
 _T = TypeVar("_T")
 
 
-def sort_by_part(captured: CapturedGraph, seen: Observations, towers: Towers) -> None:
-    """Bring the operators of `captured` into the order of their parts.
+def sort_by_part(observed: ObservedGraph, towers: Towers) -> None:
+    """Bring the operators of a graph into the order of their parts.
 
     Raises:
         NotAJoinError: Another order gives other numbers, or a tensor that is changed in place
             belongs to several parts.
     """
-    before = captured.operators
+    before = observed.captured.operators
     after = sorted(before, key=towers.part_of.__getitem__)
-    _refuse_common_changes(before, seen, towers)
+    _refuse_common_changes(before, observed.seen, towers)
     if before != after:
-        _require_same_numbers(captured, seen, before, after)
-        end = captured.graph.output_node()
+        _require_same_numbers(observed, before, after)
+        end = observed.captured.graph.output_node()
         for node in after:
             end.prepend(node)
 
@@ -44,8 +43,9 @@ def same_sum(plain: Sequence[_T], other: Sequence[_T]) -> bool:
 
 
 def _require_same_numbers(
-    captured: CapturedGraph, seen: Observations, before: Sequence[fx.Node], after: Sequence[fx.Node]
+    observed: ObservedGraph, before: Sequence[fx.Node], after: Sequence[fx.Node]
 ) -> None:
+    seen = observed.seen
     drawing, drawing_then = (
         [n for n in order if seen[n].draws_random] for order in (before, after)
     )
@@ -67,7 +67,7 @@ def _require_same_numbers(
             )
     place, place_then = ({n: i for i, n in enumerate(order)} for order in (before, after))
     values = {node.name: _uses([node], seen) for node in before if seen[node].requires_grad}
-    for name, uses in (*values.items(), *uses_of_leaves(captured, seen)):
+    for name, uses in (*values.items(), *uses_of_leaves(observed)):
         plain = sorted(uses, key=place.__getitem__, reverse=True)
         if not same_sum(plain, sorted(uses, key=place_then.__getitem__, reverse=True)):
             raise NotAJoinError(
@@ -76,8 +76,9 @@ def _require_same_numbers(
             )
 
 
-def uses_of_leaves(captured: CapturedGraph, seen: Observations) -> list[tuple[str, list[fx.Node]]]:
-    """Parameters and inputs with gradients, and the operators that use them, in order."""
+def uses_of_leaves(observed: ObservedGraph) -> list[tuple[str, list[fx.Node]]]:
+    """Return parameters and inputs with gradients, and the operators that use them, in order."""
+    captured, seen = observed.captured, observed.seen
     nodes: dict[int, list[fx.Node]] = {}
     names: dict[int, str] = {}
     for node, given in zip(captured.placeholders, captured.inputs, strict=True):

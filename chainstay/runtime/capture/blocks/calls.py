@@ -18,7 +18,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
-from chainstay.runtime.capture.cuts.stage_names import listed_children
+from chainstay.runtime.capture.cuts.stage_names import (
+    container_of,
+    listed_children,
+    modules_around,
+    outermost,
+)
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of, outside_compiled
 from chainstay.runtime.execute.handles import present_hooks
 from chainstay.runtime.stage.states import state_bytes, tensors_in, version_of
@@ -51,7 +56,7 @@ class TensorNumbers:
     unused: Iterator[int] = field(default_factory=count)
 
     def seen(self, tensor: torch.Tensor) -> SeenTensor:
-        """`tensor` as it is now."""
+        """Return `tensor` as it is now."""
         if tensor not in self.numbers:
             self.numbers[tensor] = next(self.unused)
         return SeenTensor(
@@ -63,7 +68,7 @@ class TensorNumbers:
         )
 
     def all_seen(self, value: object) -> tuple[SeenTensor, ...]:
-        """The distinct tensors in `value`, in order."""
+        """Return the distinct tensors in `value`, in order."""
         return tuple(dict.fromkeys(map(self.seen, tensors_in(value))))
 
 
@@ -73,14 +78,12 @@ class BlockCall:
 
     Attributes:
         name: Path of the module in the model.
-        container: Path of the list.
         block: The module.
         inputs: Distinct tensors among its arguments.
         outputs: Distinct tensors in what it returned.
     """
 
     name: str
-    container: str
     block: nn.Module
     inputs: tuple[SeenTensor, ...]
     outputs: tuple[SeenTensor, ...]
@@ -103,12 +106,11 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
     calls: list[BlockCall] = []
 
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        container, name = listed[block]
         inputs = numbers.all_seen((args, kwargs))
         with handed_to(record):  # what is in the block, too
             result = run_plainly(block, args, kwargs)
         outputs = numbers.all_seen(result)
-        calls.append(BlockCall(name, container, block, inputs, outputs))
+        calls.append(BlockCall(listed[block], block, inputs, outputs))
         return result
 
     with entered(listed), handed_to(record):
@@ -116,13 +118,13 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
     return calls
 
 
-def listed_modules(model: nn.Module) -> Mapping[nn.Module, tuple[str, str]]:
-    """The children of the model's containers, with the paths of container and child."""
-    children: dict[nn.Module, tuple[str, str]] = {}
+def listed_modules(model: nn.Module) -> Mapping[nn.Module, str]:
+    """Return the paths of the children of the model's containers."""
+    children: dict[nn.Module, str] = {}
     seen = set(outside_compiled(model))
-    for container, path, child in listed_children(model):
+    for path, child in listed_children(model):
         if child in seen and not isinstance(child, torch.jit.ScriptModule):
-            children.setdefault(child, (container, path))
+            children.setdefault(child, path)
     return children
 
 
@@ -134,27 +136,24 @@ def compiled_blocks(model: nn.Module) -> dict[str, str]:
         "instead (block.compile())"
     )
     seen, listed = set(outside_compiled(model)), list(listed_children(model))
-    blocks = {path for _, path, child in listed if child in seen}
+    blocks = {path for path, child in listed if child in seen}
     reasons: dict[str, str] = {}
-    for _, path, child in listed:
+    for path, child in listed:
         if isinstance(child, torch.jit.ScriptModule):
             reasons[path] = scripted
         elif child not in seen:
-            names = path.split(".")
-            around = [".".join(names[:length]) for length in range(len(names))]
-            outermost = next(p for p in around if compiler_of(model.get_submodule(p)) is not None)
-            if not blocks.intersection(around[: around.index(outermost) + 1]):
-                reasons[outermost] = hidden
+            around = modules_around(path)
+            compiled = next(p for p in around if compiler_of(model.get_submodule(p)) is not None)
+            if not blocks.intersection(around[: around.index(compiled) + 1]):
+                reasons[compiled] = hidden
     return reasons
 
 
 def require_not_checkpointed(around: Sequence[Callable[..., Any]] | None) -> None:
     """Refuse a block that the model's forward calls inside of a `torch.utils.checkpoint`.
 
-    That would run the block's own forward in the backward, and count what this saves.
-
-    Args:
-        around: The hooks on saved tensors that are on around the model.
+    That would run the block's own forward in the backward, and count what this saves. Hooks on
+    saved tensors that are on `around` the model are another matter.
     """
     hooks = present_hooks()
     if hooks and hooks != around and hooks[0].__module__ == "torch.utils.checkpoint":
@@ -185,7 +184,7 @@ def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[Blo
     groups: dict[str, list[BlockCall]] = {}
     for call in calls:
         if call.name not in refused:
-            groups.setdefault(call.container, []).append(call)
+            groups.setdefault(container_of(call.name), []).append(call)
     alike = {path: group for path, group in groups.items() if _is_of_one_class(group)}
     mainly = {path: _of_main_class(group) for path, group in groups.items()}
     chained = {path: group for path, group in mainly.items() if _has_chain(group)}
@@ -219,17 +218,12 @@ def _parameters(group: Sequence[BlockCall]) -> int:
 
 def _is_chosen(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:
     """Whether the finest lists with most of the parameters are taken, and `path` is one of them."""
-    outer = [other for other in candidates if other != path and _is_inside(path, other)]
+    outer = [other for other in modules_around(path) if other in candidates]
     return not _is_split(path, candidates) and all(_is_split(other, candidates) for other in outer)
 
 
 def _is_split(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:
     """Whether lists inside the blocks of list `path` are taken in its place."""
-    inner = [other for other in candidates if other != path and _is_inside(other, path)]
-    outermost = [one for one in inner if not any(_is_inside(one, it) for it in inner if it != one)]
-    held = sum(_parameters(candidates[other]) for other in outermost)
+    inner = [other for other in candidates if path in modules_around(other)]
+    held = sum(_parameters(candidates[other]) for other in outermost(inner))
     return bool(inner) and 2 * held >= _parameters(candidates[path])
-
-
-def _is_inside(path: str, other: str) -> bool:
-    return path.startswith(f"{other}.") if other else bool(path)

@@ -42,7 +42,7 @@ class BlockStage:
     is_input_changed: bool
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:
-        """The next state."""
+        """Return the next state."""
         own = tuple([state[position] for position in self.taken])
         shared = shared[self.first_shared :]
         if self.block is None:
@@ -78,7 +78,7 @@ class BlockStage:
         return f"{self.program.text}\n{places}{compiled}"
 
     def by(self, graph: BlockGraph, first_shared: int) -> BlockStage:
-        """The same by a graph that differs in numbers only."""
+        """Return the same stage by a graph that differs in numbers only."""
         if graph is self.graph and first_shared == self.first_shared:
             return self
         return replace(self, graph=graph, first_shared=first_shared)
@@ -145,11 +145,11 @@ class BlockChain:
         return tuple(name for stage in self.stages for name in stage.shared_names)
 
     def segments(self) -> Iterator[range]:
-        """The stages of each segment."""
+        """Yield the stages of each segment."""
         for index, start in enumerate(self.starts):
             behind = self.starts[index + 1 :] or (len(self.stages),)
             yield range(start, behind[0])
 
     def segment_of(self, stage: int) -> int:
-        """The first stage of the segment that has `stage`."""
+        """Return the first stage of the segment that has `stage`."""
         return max(start for start in self.starts if start <= stage)

@@ -98,7 +98,7 @@ def run_itself(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def traced_module(block: nn.Module) -> nn.Module:
-    """The module whose forward is traced: where torch.compile has wrapped one, the one inside."""
+    """Return the module that is traced: where torch.compile has wrapped one, the one inside."""
     return block.get_submodule("_orig_mod") if is_wrapped(block) else block
 
 

@@ -116,7 +116,7 @@ class BlockGraphs:
         *,
         checked: bool,
     ) -> CapturedForward:
-        """A new graph as one stage that this thread's runner runs, if it is the block."""
+        """Return a new graph as one stage that this thread's runner runs, if it is the block."""
         observed = observe_graph(self.name, found.forward, found.inputs)
         key = (graph_key(observed, found.inputs, Autocast.now(self.device)), compiler is not None)
         chain = cut_into_chain(observed, granularity=1, blocks=frozenset())

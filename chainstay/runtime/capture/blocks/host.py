@@ -66,7 +66,7 @@ class Host:
 
     @contextmanager
     def fresh(self) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
-        """A model that is as it was before any call, and what calls its forward."""
+        """Yield a model that is as it was before any call, and what calls its forward."""
         with (
             self.call.failures_told(),
             world_kept(functions_of(self.model), self.device),

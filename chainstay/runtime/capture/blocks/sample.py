@@ -37,6 +37,7 @@ from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.cuts.stage_names import container_of
 from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.trials.compiled_calls import require_uncompiled_inside
@@ -74,10 +75,8 @@ def sample_blocks(
 ) -> tuple[BlockChain, BlockSample]:
     """Find the blocks of a model that can be run as stages, and what they pass on.
 
-    Args:
-        host: Runs the model, a few times.
-        graphs: The graphs of its blocks.
-        held: Stages whose input the model holds itself: segments begin there, too.
+    The model runs a few times. Segments begin at stages that are `held`, too: those whose input the
+    model holds itself.
 
     Raises:
         NothingToPlanError: Nothing that the model returns has a gradient.
@@ -145,12 +144,13 @@ def _uncalled(host: Host, recorded: Iterable[BlockCall]) -> tuple[str, ...]:
     if host.is_sharded:  # no plan takes other blocks in
         return ()
     called = {call.name for call in recorded}
-    kinds = {(call.container, type(call.block)) for call in recorded}
+    kinds = {(container_of(call.name), type(call.block)) for call in recorded}
     lists = {container for container, _ in kinds}
     return tuple(
         name
-        for block, (container, name) in listed_modules(host.model).items()
-        if name not in called and (container not in lists or (container, type(block)) in kinds)
+        for block, name in listed_modules(host.model).items()
+        if name not in called
+        and (container_of(name) not in lists or (container_of(name), type(block)) in kinds)
     )
 
 
@@ -204,7 +204,7 @@ class _Sampler:
     read: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def called(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A `BlockHandler`."""
+        """Run a block by its graph if it can be a stage, or else plainly; a `BlockHandler`."""
         name = self.names.get(block)
         if name is not None and name not in self.unfit:
             runner = partial(self._run, block)
@@ -239,7 +239,7 @@ class _Sampler:
         self.read += [(name, parameter, parameter.detach().clone()) for parameter in read]
         self.pieces.append(
             _SampledCall(
-                call=BlockCall(name, name.rpartition(".")[0], block, taken, made),
+                call=BlockCall(name, block, taken, made),
                 graph=graph,
                 state=on_the_host,
                 result=_on_the_host(result),
@@ -267,7 +267,7 @@ class _Sampler:
         return {name: reason for name, now, then in self.read if not torch.equal(now, then)}
 
     def assembled(self, name: str, held: frozenset[int]) -> tuple[BlockChain, BlockSample]:
-        """The chain, once the model has run."""
+        """Return the chain, and what its blocks got and gave, once the model has run."""
         pieces = self.pieces
         if len(pieces) < 2:
             raise UnsupportedModelError(
@@ -319,7 +319,7 @@ class _Sampler:
 
 
 def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
-    """The state in front of each call of a segment, and the one behind the last."""
+    """Return the state in front of each call of a segment, and the one behind the last."""
     states = [tuple(dict.fromkeys(calls[0].taken))]
     for index, call in enumerate(calls):
         later = {tensor for other in calls[index + 1 :] for tensor in other.taken}
@@ -329,5 +329,5 @@ def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
 
 
 def _on_the_host(state: State) -> State:
-    """Without the graph, and off a device that may be short of memory."""
+    """Return a state without its graph, and off a device that may be short of memory."""
     return tuple(tensor.detach().to("cpu").requires_grad_(tensor.requires_grad) for tensor in state)

@@ -17,8 +17,7 @@ from torch import fx
 
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.capture.cuts.stage_names import module_paths
-from chainstay.runtime.capture.graph import CapturedGraph
-from chainstay.runtime.capture.operators import Observations
+from chainstay.runtime.capture.operators import Observations, ObservedGraph
 
 _LARGE: Final = 20
 """A tower saves at least one part in so many of what the whole model saves."""
@@ -45,15 +44,16 @@ class Towers:
         return "the tail" if part == self.count else f"branch {part}"
 
 
-def find_towers(captured: CapturedGraph, seen: Observations, movable: frozenset[fx.Node]) -> Towers:
+def find_towers(observed: ObservedGraph, movable: frozenset[fx.Node]) -> Towers:
     """Return the towers of a model; operators that are `movable` need not be in any part.
 
     Raises:
         NotAJoinError: There are no two of them, or one reads what is computed in another.
     """
-    _read_buffers_directly(captured, seen)
+    operators, seen = observed.captured.operators, observed.seen
+    _read_buffers_directly(observed)
     groups = _Groups(seen)
-    for node in captured.operators:
+    for node in operators:
         if seen[node].requires_grad:
             groups.take(node)
         groups.note_writes(node)
@@ -61,11 +61,11 @@ def find_towers(captured: CapturedGraph, seen: Observations, movable: frozenset[
     if len(towers) < 2:
         raise groups.refusal()
     part_of = {node: part for part, tower in enumerate(towers) for node in groups.members[tower]}
-    with_gradient = (node for node in captured.operators if seen[node].requires_grad)
+    with_gradient = (node for node in operators if seen[node].requires_grad)
     part_of |= {node: len(towers) for node in with_gradient if node not in part_of}
-    _place_others(captured, seen, part_of, movable)
+    _place_others(observed, part_of, movable)
     found = Towers(len(towers), part_of)
-    _refuse_exchange(captured, found, movable)
+    _refuse_exchange(operators, found, movable)
     return found
 
 
@@ -108,7 +108,7 @@ class _Groups:
             self.writers.update(dict.fromkeys(self.seen[node].written - self.seen.external, node))
 
     def large(self) -> list[int]:
-        """Groups large enough to be towers, in the order in which they begin."""
+        """Return the groups large enough to be towers, in the order in which they begin."""
         order = {node: index for index, node in enumerate(self.seen.nodes)}
         large = [group for group in self.members if self._is_large(group)]
         return sorted(large, key=lambda group: order[self.members[group][0]])
@@ -154,34 +154,29 @@ class _Groups:
         return self.sizes[group] * _LARGE > self.everything
 
 
-def _read_buffers_directly(captured: CapturedGraph, seen: Observations) -> None:
+def _read_buffers_directly(observed: ObservedGraph) -> None:
     """Let readers of an in-place operator's result read the buffer that it changes.
 
     Otherwise a tower would seem to read from another one whose normalization it shares.
     """
-    inputs = {
-        id(seen[node].tensor): node
-        for node in captured.placeholders
-        if seen[node].tensor is not None
-    }
-    for node in captured.operators:
+    seen, placeholders = observed.seen, observed.captured.placeholders
+    inputs = {id(seen[n].tensor): n for n in placeholders if seen[n].tensor is not None}
+    for node in observed.captured.operators:
         origin = inputs.get(id(seen[node].tensor))
         if origin is not None:
             node.replace_all_uses_with(origin)
 
 
 def _place_others(
-    captured: CapturedGraph,
-    seen: Observations,
-    part_of: dict[fx.Node, int],
-    movable: frozenset[fx.Node],
+    observed: ObservedGraph, part_of: dict[fx.Node, int], movable: frozenset[fx.Node]
 ) -> None:
     """Operators without gradients go where they are used, or else where they come from.
 
     Those that change buffers stay beside the operator with gradients behind them.
     """
+    operators, seen = observed.captured.operators, observed.seen
     following = max(part_of.values())
-    for node in reversed(captured.operators):
+    for node in reversed(operators):
         if node in part_of:
             following = part_of[node]
             continue
@@ -193,14 +188,16 @@ def _place_others(
             part_of[node] = min(users, default=following)
         else:
             part_of[node] = min(givers or users, default=following)
-    for node in captured.operators:
+    for node in operators:
         giver = node.all_input_nodes[0] if node.target is operator.getitem else None
         if giver in part_of and seen[giver].tensor is None:  # one of several outputs
             part_of[node] = part_of[giver]
 
 
-def _refuse_exchange(captured: CapturedGraph, towers: Towers, movable: frozenset[fx.Node]) -> None:
-    for node in captured.operators:
+def _refuse_exchange(
+    operators: Iterable[fx.Node], towers: Towers, movable: frozenset[fx.Node]
+) -> None:
+    for node in operators:
         part = towers.part_of[node]
         for argument in node.all_input_nodes:
             origin = towers.part_of.get(argument, part)

@@ -70,7 +70,7 @@ class SharedValue:
 
 
 def distinct_bytes(values: Iterable[Value]) -> int:
-    """Bytes of the storages of `values`, each counted once, external ones left out."""
+    """Return the bytes of the storages of `values`, each counted once, external ones left out."""
     return sum(
         {value.storage: value.storage_bytes for value in values if not value.is_external}.values()
     )
@@ -117,12 +117,12 @@ class GraphStages:
     output: tuple[Position | object, ...]
 
     def begin(self, inputs: Sequence[Any]) -> tuple[State, tuple[Any, ...]]:
-        """All first states in one, and the shared values, from the graph's inputs."""
+        """Return all first states in one, and the shared values, from the graph's inputs."""
         given = (*inputs, *self.constants)
         return tuple([given[p] for p in self.state_inputs]), given + self.prologue((), given)
 
     def finish(self, state: State, shared: Sequence[Any]) -> tuple[Any, ...]:
-        """The graph's outputs from the last state."""
+        """Return the graph's outputs from the last state."""
         return tuple(
             [
                 (shared if leaf.is_shared else state)[leaf.index]
@@ -158,7 +158,7 @@ class GraphStages:
         return frozenset(id(inputs[position]) for position in positions if position < len(inputs))
 
     def stand_ins(self, inputs: Sequence[object]) -> StandIns:
-        """Return stand-ins on which the graph can run and leave no trace of a call."""
+        """Return the stand-ins on which the graph can run and leave no trace of a call."""
         return StandIns(self.written_by(inputs))
 
 
@@ -181,7 +181,7 @@ class GraphChain(GraphStages):
     not_a_join: str = ""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """All stages in order: what the graph gives, bit for bit."""
+        """Run all stages in order, and return what the graph gives, bit for bit."""
         state, shared = self.begin(inputs)
         for stage in self.stages:
             state = stage(state, shared)
@@ -192,7 +192,7 @@ class GraphChain(GraphStages):
         return distinct_bytes(self.boundaries[cut])
 
     def table(self) -> Table:
-        """The stages for people, to be printed by rich."""
+        """Return the stages for people, to be printed by rich."""
         rows = (
             (
                 stage.name,

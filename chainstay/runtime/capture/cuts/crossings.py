@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.operators import Observations, ObservedGraph
 
 
@@ -29,15 +28,17 @@ class Crossings:
         first: Per value, the first place it crosses; -1 for inputs of the model.
         last: Per value, the last one; that behind the last operator for outputs.
         movable: Values that need not cross: they can be made before the first operator.
+        seen: The effects of the operators.
     """
 
     operators: Sequence[fx.Node]
     first: dict[fx.Node, int]
     last: dict[fx.Node, int]
     movable: frozenset[fx.Node]
+    seen: Observations
 
     def at(self, place: int) -> list[fx.Node]:
-        """Values that cross `place` and are not movable, in order of making."""
+        """Return the values that cross `place` and are not movable, in order of making."""
         return [
             node
             for node, first in self.first.items()
@@ -45,7 +46,7 @@ class Crossings:
         ]
 
     def sweep(self) -> Iterator[list[fx.Node]]:
-        """``at(place)`` for every place but the one behind the last operator."""
+        """Yield ``at(place)`` for every place but the one behind the last operator."""
         crossing = self.at(-1)
         for place, node in enumerate(self.operators[:-1]):
             crossing = [value for value in crossing if self.last[value] >= place]
@@ -61,12 +62,11 @@ def find_crossings(observed: ObservedGraph) -> Crossings:
     """
     captured = observed.captured
     given = [node for node in captured.placeholders if node in observed.state_inputs]
-    movable = movable_nodes(captured, observed.seen)
-    return crossings_among(captured, captured.operators, given, movable)
+    return crossings_among(observed, captured.operators, given, movable_nodes(observed))
 
 
 def crossings_among(
-    captured: CapturedGraph,
+    observed: ObservedGraph,
     operators: Sequence[fx.Node],
     given: Iterable[fx.Node],
     movable: frozenset[fx.Node],
@@ -76,7 +76,7 @@ def crossings_among(
     What is `given` crosses the place in front of the first, what others need that behind the last.
     """
     position = {node: index for index, node in enumerate(operators)}
-    outputs = {leaf for leaf in captured.output if isinstance(leaf, fx.Node)}
+    outputs = {leaf for leaf in observed.captured.output if isinstance(leaf, fx.Node)}
 
     def last_place(node: fx.Node) -> int:
         users = [user for user in node.users if user.op != "output"]
@@ -86,11 +86,12 @@ def crossings_among(
         return max((position[user] - 1 for user in users if user in position), default=-2)
 
     first = dict.fromkeys(given, -1) | position
-    return Crossings(operators, first, {node: last_place(node) for node in first}, movable)
+    last = {node: last_place(node) for node in first}
+    return Crossings(operators, first, last, movable, observed.seen)
 
 
-def forbidden_places(crossings: Crossings, seen: Observations) -> set[int]:
-    """Places where a cut would break something.
+def forbidden_places(crossings: Crossings) -> set[int]:
+    """Return the places where a cut would break something.
 
     * Between an operator that gives no single tensor and those who take what it gives: a state
       has tensors.
@@ -99,7 +100,7 @@ def forbidden_places(crossings: Crossings, seen: Observations) -> set[int]:
     * Between a mere reader of an input and a later change of it: run again, the reader would
       see the change. (What a stage changes itself is put back before it runs again.)
     """
-    forbidden: set[int] = set()
+    seen, forbidden = crossings.seen, set[int]()
     for node in crossings.operators:
         if seen[node].tensor is None and node not in crossings.movable:
             forbidden.update(range(crossings.first[node], crossings.last[node] + 1))
@@ -116,9 +117,9 @@ def forbidden_places(crossings: Crossings, seen: Observations) -> set[int]:
     return forbidden
 
 
-def movable_nodes(captured: CapturedGraph, seen: Observations) -> frozenset[fx.Node]:
-    """Operators that may run before the first stage instead of at their place."""
-    operators = captured.operators
+def movable_nodes(observed: ObservedGraph) -> frozenset[fx.Node]:
+    """Return the operators that may run before the first stage instead of at their place."""
+    operators, seen = observed.captured.operators, observed.seen
     position = {node: index for index, node in enumerate(operators)}
     writers = _writers(operators, seen)
     movable = {node for node in operators if _is_pure(node, seen)}
@@ -140,7 +141,7 @@ def movable_nodes(captured: CapturedGraph, seen: Observations) -> frozenset[fx.N
 def with_makers(
     wanted: Iterable[fx.Node], movable: frozenset[fx.Node], seen: Observations
 ) -> set[fx.Node]:
-    """`wanted` movable nodes and all that make their values, changes in place included."""
+    """Return `wanted` movable nodes and all that make their values, changes in place included."""
     writers = _writers(movable, seen)
     made: set[fx.Node] = set()
     pending = list(wanted)
@@ -160,7 +161,6 @@ def _is_pure(node: fx.Node, seen: Observations) -> bool:
     """True if a node needs no gradient, draws nothing, and changes only what the forward made."""
     return (
         not seen[node].requires_grad
-        and bool(seen[node].storages or seen[node].is_number)
         and not seen[node].draws_random
         and not seen[node].written & seen.external
     )
@@ -181,7 +181,7 @@ def _entangled(
     writers: Mapping[int, list[fx.Node]],
     seen: Observations,
 ) -> set[fx.Node]:
-    """Movable nodes that touch a storage which is changed by, or while in use by, others."""
+    """Return movable nodes that touch a storage which is changed by, or while in use by, others."""
     fixed: set[int] = set()
     last_write = {storage: nodes[-1] for storage, nodes in writers.items()}
     unfinished = set(writers)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from torch import fx
@@ -25,9 +26,9 @@ from chainstay.runtime.capture.operators import Observations, ObservedGraph
 from chainstay.runtime.stage.chain_stage import Effects
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CutGraph:
-    """All that a chain is made of.
+    """A graph, and the places where it is cut.
 
     Attributes:
         observed: The graph.
@@ -54,7 +55,8 @@ class CutGraph:
         """Places of the cuts, and those in front of the first and behind the last stage."""
         return (-1, *self.cuts, len(self.crossings.operators) - 1)
 
-    def made_early(self) -> set[fx.Node]:
+    @cached_property
+    def early(self) -> set[fx.Node]:
         """Movable values that cross a cut or leave the graph, numbers, and all that make them.
 
         What a stage saves may depend on a number, which whoever runs it has to see.
@@ -77,17 +79,23 @@ class CutGraph:
         taken = [user for node in several for user in node.users if user in crossings.movable]
         return with_makers([*wanted, *taken], crossings.movable, self.seen)  # tensors are shared
 
-    def shared_nodes(
-        self, ranges: Sequence[Sequence[fx.Node]], early: set[fx.Node]
-    ) -> list[fx.Node]:
-        """All inputs, and values made early that stages or the output use."""
+    def ranges(self, operators: Sequence[fx.Node], places: Sequence[int]) -> list[list[fx.Node]]:
+        """Return the operators of each stage: those between two places that are not made early."""
+        return [
+            [node for node in operators[before + 1 : after + 1] if node not in self.early]
+            for before, after in pairwise(places)
+        ]
+
+    def shared(self, ranges: Iterable[Sequence[fx.Node]]) -> dict[fx.Node, int]:
+        """Return the positions of shared values: inputs, and those made early and used later."""
         users = {node for nodes in ranges for node in nodes} | {self.captured.graph.output_node()}
-        made = [
+        made = (
             node
             for node in self.crossings.operators
-            if node in early and users.intersection(node.users)
-        ]
-        return [*self.captured.placeholders, *made]
+            if node in self.early and users.intersection(node.users)
+        )
+        nodes = (*self.captured.placeholders, *made)
+        return {node: index for index, node in enumerate(nodes)}
 
     def stages(
         self,
@@ -95,7 +103,7 @@ class CutGraph:
         states: Sequence[Sequence[fx.Node]],
         shared: Mapping[fx.Node, int],
     ) -> list[GraphStage]:
-        """One stage per range of operators, between two states each."""
+        """Return one stage per range of operators, between two states each."""
         seen = self.seen
         stages: list[GraphStage] = []
         read: set[int] = set()
@@ -133,12 +141,11 @@ class CutGraph:
             read.update(program.shared)
         return stages
 
-    def prologue(self, early: set[fx.Node], shared: Sequence[fx.Node]) -> Program:
+    def prologue(self, shared: Mapping[fx.Node, int]) -> Program:
         """Return the program that makes the values that are made early."""
-        inputs = len(self.captured.inputs)
-        positions = {node: position for position, node in enumerate(shared[:inputs])}
-        nodes = [node for node in self.crossings.operators if node in early]
-        return compile_program(self.captured.modules, nodes, (), positions, shared[inputs:])
+        nodes = [node for node in self.crossings.operators if node in self.early]
+        results = list(shared)[len(self.captured.inputs) :]
+        return compile_program(self.captured.modules, nodes, (), shared, results)
 
     def shared_value(self, node: fx.Node) -> SharedValue:
         """Return `node` as a shared value."""
@@ -192,9 +199,9 @@ def cut_into_chain(
         NoStagesError: It gives something that is neither a tensor nor a number.
     """
     crossings = find_crossings(observed)
-    cuts = choose_cuts(crossings, observed.seen, granularity, blocks)
+    cuts = choose_cuts(crossings, granularity, blocks)
     chain = _cut_at(observed, crossings, cuts)
-    between_blocks = choose_cuts(crossings, observed.seen, "blocks", blocks)
+    between_blocks = choose_cuts(crossings, "blocks", blocks)
     borders = (index for index, cut in enumerate(cuts, 1) if cut in between_blocks)
     return replace(chain, borders=(0, *borders, len(chain.stages)))
 
@@ -202,7 +209,7 @@ def cut_into_chain(
 def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | None:
     """Cut a graph where one that is alike was cut; ``None`` where that is not allowed."""
     crossings = find_crossings(observed)
-    forbidden = forbidden_places(crossings, observed.seen)
+    forbidden = forbidden_places(crossings)
     places = tuple(cut + len(observed.seen.numbers) for cut in cuts)
     if not forbidden.isdisjoint(places) or any(n >= len(crossings.operators) for n in places):
         return None
@@ -210,41 +217,28 @@ def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | No
 
 
 def _cut_at(observed: ObservedGraph, crossings: Crossings, cuts: tuple[int, ...]) -> GraphChain:
-    captured, seen = observed.captured, observed.seen
     for node in crossings.at(len(crossings.operators) - 1):
-        if seen[node].tensor is None:
+        if observed.seen[node].tensor is None:
             raise NoStagesError(
                 f"the forward returns {node.name}, which is neither a tensor nor a number that is "
                 "known before; return tensors"
             )
     chain = _assemble(CutGraph(observed, crossings, cuts))
     try:
-        find_towers(captured, seen, crossings.movable)  # changes the graph, so it comes last
+        find_towers(observed, crossings.movable)  # changes the graph, so it comes last
     except NotAJoinError as refusal:
         return replace(chain, not_a_join=str(refusal))
     return chain
 
 
-def ranges_between(
-    operators: Sequence[fx.Node], places: Sequence[int], early: set[fx.Node]
-) -> list[list[fx.Node]]:
-    """Return the operators of each stage: those between two places that are not made early."""
-    return [
-        [node for node in operators[before + 1 : after + 1] if node not in early]
-        for before, after in pairwise(places)
-    ]
-
-
 def _assemble(cut: CutGraph) -> GraphChain:
-    """The chain of a graph that has been cut."""
+    """Return the chain of a graph that has been cut."""
     crossings, captured = cut.crossings, cut.captured
-    early = cut.made_early()
-    ranges = ranges_between(crossings.operators, cut.places, early)
+    ranges = cut.ranges(crossings.operators, cut.places)
     states = [crossings.at(place) for place in cut.places]
     last_cuts = {node: index for index, state in enumerate(states) for node in state}
     first_cuts = {n: i for i, state in reversed(list(enumerate(states))) for n in state}
-    nodes = cut.shared_nodes(ranges, early)
-    shared = {node: index for index, node in enumerate(nodes)}
+    shared = cut.shared(ranges)
     return GraphChain(
         name=cut.observed.name,
         stages=tuple(cut.stages(ranges, states, shared)),
@@ -254,8 +248,8 @@ def _assemble(cut: CutGraph) -> GraphChain:
         ),
         inputs=captured.inputs,
         constants=captured.constants,
-        shared=tuple(map(cut.shared_value, nodes)),
-        prologue=cut.prologue(early, nodes),
+        shared=tuple(map(cut.shared_value, shared)),
+        prologue=cut.prologue(shared),
         state_inputs=tuple(shared[node] for node in states[0]),
         output=cut.output(states[-1], shared),
         cuts=tuple(place - len(cut.seen.numbers) for place in cut.cuts),

@@ -51,36 +51,29 @@ class _CutPlace:
 
 
 def choose_cuts(
-    crossings: Crossings,
-    seen: Observations,
-    granularity: Granularity,
-    blocks: frozenset[str],
+    crossings: Crossings, granularity: Granularity, blocks: frozenset[str]
 ) -> tuple[int, ...]:
-    """Places of the cuts, in order.
+    """Return the places of the cuts, in order.
 
-    Args:
-        crossings: The values that cross each place.
-        seen: The effects of the operators.
-        granularity: ``"fine"``: every good cut. ``"blocks"``: of those, the ones between two
-            children of the model's lists of layers. A number: stages with least saved bytes
-            are joined until there are no more than so many.
-        blocks: Paths of the model's repeated blocks.
+    With ``"fine"`` these are all good cuts; with ``"blocks"``, those of them between two of the
+    `blocks`, children of the model's lists of layers. With a number, stages with least saved bytes
+    are joined until there are no more than so many.
     """
-    places = _allowed_places(crossings, seen)
+    places = _allowed_places(crossings)
     count = len(crossings.operators)
-    saved = partial(_saved_between, crossings, seen)
-    cuts = _without_idle_stages(_distinct(_candidates(places), seen), count, saved)
+    saved = partial(_saved_between, crossings)
+    cuts = _without_idle_stages(_distinct(_candidates(places), crossings.seen), count, saved)
     if granularity == "blocks":
         return tuple(_between_blocks(cuts, crossings.operators, blocks))
-    cuts = _with_large_split(cuts, places, crossings.operators, seen)
+    cuts = _with_large_split(cuts, places, crossings)
     while granularity != "fine" and len(cuts) >= granularity:
         cuts.remove(min(cuts, key=_joined_weight(cuts, count, saved)))
     return tuple(cuts)
 
 
-def _allowed_places(crossings: Crossings, seen: Observations) -> list[_CutPlace]:
-    """Allowed places with a state that something requires a gradient of."""
-    forbidden = forbidden_places(crossings, seen)
+def _allowed_places(crossings: Crossings) -> list[_CutPlace]:
+    """Return the allowed places with a state that something requires a gradient of."""
+    seen, forbidden = crossings.seen, forbidden_places(crossings)
     saved = {storage for node in crossings.operators for storage in seen[node].saved}
     places = []
     for index, state in enumerate(crossings.sweep()):
@@ -90,9 +83,9 @@ def _allowed_places(crossings: Crossings, seen: Observations) -> list[_CutPlace]
     return places
 
 
-def _saved_between(crossings: Crossings, seen: Observations, start: int, end: int) -> int:
-    """Bytes that operators ``start`` to ``end - 1`` save, each storage counted once."""
-    nodes = crossings.operators[start:end]
+def _saved_between(crossings: Crossings, start: int, end: int) -> int:
+    """Return the bytes that operators ``start`` to ``end - 1`` save, each storage counted once."""
+    seen, nodes = crossings.seen, crossings.operators[start:end]
     return seen.size_of(storage for node in nodes for storage in seen[node].saved)
 
 
@@ -108,7 +101,7 @@ def _saved_up_to(nodes: Sequence[fx.Node], seen: Observations) -> list[int]:
 
 
 def _candidates(places: Sequence[_CutPlace]) -> list[_CutPlace]:
-    """Places that one tensor alone crosses, and local minima."""
+    """Return the places that one tensor alone crosses, and local minima."""
     runs = [
         list(run) for _, run in groupby(places, key=lambda place: (place.size, len(place.storages)))
     ]
@@ -148,7 +141,7 @@ def _without_idle_stages(cuts: Sequence[int], count: int, saved: _Saved) -> list
 
 
 def _joined_weight(cuts: Sequence[int], count: int, saved: _Saved) -> Callable[[int], int]:
-    """Bytes that the two stages beside a cut save together."""
+    """Return the bytes that the two stages beside a cut save together."""
     ends = [-1, *cuts, count - 1]
     weight = {
         cut: saved(before + 1, after + 1)
@@ -160,7 +153,7 @@ def _joined_weight(cuts: Sequence[int], count: int, saved: _Saved) -> Callable[[
 def _between_blocks(
     cuts: Sequence[int], operators: Sequence[fx.Node], blocks: frozenset[str]
 ) -> list[int]:
-    """Cuts between stages that end in different blocks."""
+    """Return the cuts between stages that end in different blocks."""
     if not cuts:
         return []  # and perhaps no operators
     ends = [block_of(operators[end], blocks) for end in (*cuts, len(operators) - 1)]
@@ -172,12 +165,10 @@ def _between_blocks(
 
 
 def _with_large_split(
-    cuts: Sequence[int],
-    places: Sequence[_CutPlace],
-    operators: Sequence[fx.Node],
-    seen: Observations,
+    cuts: Sequence[int], places: Sequence[_CutPlace], crossings: Crossings
 ) -> list[int]:
     """Add cuts where stages are large, and both sides have a fair part of what they save."""
+    operators, seen = crossings.operators, crossings.seen
     crossing = {place.index: place.storages for place in places}
     found, everything = set(cuts), _saved_up_to(operators, seen)[-1]
     pending = list(pairwise([-1, *cuts, len(operators) - 1]))

@@ -72,14 +72,9 @@ def compile_program(
     shared: Mapping[fx.Node, int],
     results: Sequence[fx.Node],
 ) -> Program:
-    """`nodes` as a function of `state` that gives `results`.
+    """Return `nodes` as a function of `state` that gives `results`; see `subgraph`.
 
-    Args:
-        modules: Graphs that operators call or take as arguments, by name.
-        nodes: The operators in order.
-        state: Values that are given.
-        shared: Values that are there for everyone, and their positions.
-        results: Values of `nodes` or of `state`, or shared ones.
+    Both may read values that are there for everyone, `shared`, by their positions.
     """
     used = [node for node in values_read(nodes, results) if node not in state]
     body = subgraph(modules, nodes, [*state, *used], results)

@@ -22,7 +22,7 @@ from chainstay.runtime.stage.given_stages import StageLoop, Stages, stage_title
 
 
 def traced_stages(named: Stages, sample: torch.Tensor) -> tuple[ObservedGraph, tuple[Any, ...]]:
-    """The graph of all stages on the sample, and its inputs.
+    """Return the graph of all stages on the sample, and its inputs.
 
     Raises:
         UnsupportedModelError: A stage cannot be traced; the text names it.
@@ -70,7 +70,7 @@ def observed_stages(found: UnplannedGraphError, titles: Sequence[str]) -> Observ
 def naming_the_stage(
     reason: NoFullGraphError, named: Stages, sample: torch.Tensor
 ) -> UnsupportedModelError:
-    """The reason why a chain cannot be traced, with the first stage that cannot."""
+    """Return the reason why a chain cannot be traced, with the first stage that cannot."""
     whole, failing = 0, len(named)
     shape = tuple(sample.shape)
     while failing - whole > 1:
@@ -91,7 +91,7 @@ def naming_the_stage(
 
 
 def cut_between_stages(observed: ObservedGraph, titles: Sequence[str]) -> GraphChain:
-    """The graph cut where one of the user's stages ends and another begins.
+    """Return the graph cut where one of the user's stages ends and another begins.
 
     A stage that changes its input in place would spoil the checkpoint in front of it; one
     whose output is a view of its input saves nothing by a cut. Both join the stage before.
@@ -99,7 +99,7 @@ def cut_between_stages(observed: ObservedGraph, titles: Sequence[str]) -> GraphC
     """
     seen = observed.seen
     crossings = find_crossings(observed)
-    forbidden = forbidden_places(crossings, seen)
+    forbidden = forbidden_places(crossings)
     place_of = {node: place for place, node in enumerate(crossings.operators)}
     last = len(crossings.operators) - 1
     storages = {

@@ -1,17 +1,16 @@
-"""Names for ranges of operators: the modules of the model that they run."""
+"""Paths of the modules of a model, and names for ranges of operators: the modules that they run."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
 from torch import fx, nn
 
 _MOST_NAMES = 2
-
 
 _ROOT: Final = re.compile(r"^L\['(args'\]\[0|self'|function')\]\.?")
 """The source under which TorchDynamo finds the model itself."""
@@ -21,21 +20,32 @@ _MODULES: Final = re.compile(r"(^|\.)(__dict__\['_modules'\]|_modules\b)")
 
 
 def module_paths(node: fx.Node) -> tuple[str, ...]:
-    """Paths of the modules whose forward runs `node`, outermost first, the model left out."""
+    """Return the modules whose forward runs `node`, outermost first, without the model."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = (_path_of(str(path)) for path, _ in stack.values())
     return tuple(path for path in paths if path)
 
 
 def _path_of(source: str) -> str:
-    """``layers.0.fc`` of ``L['function'].__self__.layers[0].fc``."""
+    """Return ``layers.0.fc`` of ``L['function'].__self__.layers[0].fc``."""
     path = _ROOT.sub("", source.partition("@")[0])  # one that is called again has "@1" behind
     path = _MODULES.sub("", path).replace("['", ".").replace("']", "")
     return path.replace("[", ".").replace("]", "").strip(".")
 
 
+def modules_around(path: str) -> list[str]:
+    """Return the paths of the modules that a module lies in: the model's, ``""``, is the first."""
+    names = path.split(".") if path else []
+    return [".".join(names[:count]) for count in range(len(names))]
+
+
+def outermost(paths: Collection[str]) -> list[str]:
+    """Return the paths of those modules that lie in no other one of them."""
+    return [path for path in paths if not any(outer in paths for outer in modules_around(path))]
+
+
 def name_ranges(ranges: Sequence[Sequence[fx.Node]]) -> tuple[str, ...]:
-    """A name for each range of a graph's operators.
+    """Return a name for each range of a graph's operators.
 
     A range is named after the largest modules that run in it and nowhere else; if there are
     none, after the module that runs most of it, of which it is a part.
@@ -69,31 +79,36 @@ def _name(nodes: Sequence[fx.Node], everywhere: Counter[str]) -> str:
 
 
 def _beside(first: str, path: str) -> str:
-    """`path` without the modules in which both it and `first` are."""
+    """Return `path` without the modules in which both it and `first` are."""
     parts = path.split(".")
     common = takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), parts, strict=False))
     return ".".join(parts[len(list(common)) :])
 
 
 def repeated_blocks(model: nn.Module) -> frozenset[str]:
-    """Paths of the modules in containers that hold modules of one class only."""
+    """Return the paths of the modules in containers that hold modules of one class only."""
     children = list(listed_children(model))
     kinds: dict[str, set[type]] = {}
-    for container, _, child in children:
-        kinds.setdefault(container, set()).add(type(child))
-    return frozenset(path for container, path, _ in children if len(kinds[container]) == 1)
+    for path, child in children:
+        kinds.setdefault(container_of(path), set()).add(type(child))
+    return frozenset(path for path, _ in children if len(kinds[container_of(path)]) == 1)
 
 
-def listed_children(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
-    """Yield the modules in the model's containers: paths of the container and of each, itself."""
+def listed_children(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules in the model's containers, with their paths."""
     for container, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             for name, child in module.named_children():
-                yield container, f"{container}.{name}" if container else name, child
+                yield f"{container}.{name}" if container else name, child
+
+
+def container_of(path: str) -> str:
+    """Return the path of the module that a module lies right inside of."""
+    return path.rpartition(".")[0]
 
 
 def block_of(node: fx.Node, blocks: Iterable[str]) -> str | None:
-    """The innermost of `blocks` that runs `node`; outside of all, its innermost module."""
+    """Return the innermost of `blocks` that runs `node`; outside of all, its innermost module."""
     paths = module_paths(node)
     inside = [path for path in paths if path in blocks]
     if inside:

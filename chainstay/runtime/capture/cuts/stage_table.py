@@ -33,7 +33,7 @@ def stage_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def as_text(table: Table) -> str:
-    """The table in plain characters."""
+    """Return the table in plain characters."""
     from rich.console import Console  # noqa: PLC0415  # see above
 
     text = StringIO()

@@ -14,13 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.runtime.capture.output_leaves import argument_numbers, argument_tensors
-from chainstay.runtime.capture.trials.isolation import (
-    StandIns,
-    arguments_like,
-    forward_of_shadow,
-    shadow_of,
-)
-from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.capture.trials.isolation import StandIns, arguments_like, shadow_of
+from chainstay.runtime.capture.trials.model_forward import own_forward, unbound_forward
 from chainstay.runtime.devices.device import device_of
 from chainstay.runtime.stage.states import tensors_in
 
@@ -142,7 +137,9 @@ class Call:
         return device
 
     def of_shadow(self, stand_ins: StandIns) -> Call:
-        """The same call of a shadow of the model; stand-ins take the place of its tensors."""
+        """Return the same call of a shadow of the model, with stand-ins for its tensors."""
         shadow = shadow_of(self.model, stand_ins)
         args, kwargs = arguments_like((self.args, self.kwargs), stand_ins)
-        return Call(shadow, args, kwargs, forward_of_shadow(shadow, self.function))
+        is_of_class = own_forward(shadow) is None or self.function is type(shadow).forward
+        function = self.function if is_of_class else unbound_forward(shadow)
+        return Call(shadow, args, kwargs, function)

@@ -38,14 +38,18 @@ def is_wrapped(module: nn.Module) -> bool:
     return "dynamo_ctx" in vars(module)
 
 
+def compiled_call(module: nn.Module) -> Any:
+    """Return what ``module.compile()`` made, or ``None``, whatever stands in its place."""
+    compiled = vars(module).get("_compiled_call_impl")
+    return compiled.compiled if isinstance(compiled, CompiledCall) else compiled
+
+
 def compiler_of(module: nn.Module) -> Callable[..., Any] | None:
     """Return the compiler that torch.compile made of its settings, if it has compiled `module`."""
     if is_wrapped(module):
         context: Callable[..., Any] = vars(module)["dynamo_ctx"]
         return context
-    compiled = vars(module).get("_compiled_call_impl")
-    if isinstance(compiled, CompiledCall):
-        compiled = compiled.compiled
+    compiled = compiled_call(module)
     if compiled is None:
         return None
     cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))

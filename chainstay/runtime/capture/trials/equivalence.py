@@ -16,11 +16,11 @@ own gradients do, those of the graph may differ from them by rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -55,6 +55,8 @@ _Gradients = dict[int, torch.Tensor | None]
 
 _REPEATS: Final = 2
 """Runs of a model whose gradients are not its graph's, to see whether its own differ, too."""
+
+_UNLOGGED: Final = nullcontext()
 
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
 """Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
@@ -127,7 +129,10 @@ class Trial:
 
     def _compared(self) -> tuple[_Outcome, str | None]:
         """Return what the model gave, and the first difference in words, if there is any."""
-        expected, found = self._both(dropping)
+        of_model, of_graph = self._stand_ins()
+        expected = self._run_model(of_model, dropping())
+        found = self._run_graph(of_graph, dropping())
+        expected.pair_with(found)
         difference = next(_differences(expected, found), None)
         if difference is None and (
             self.may_draw_anew or expected.autograd_graph() != found.autograd_graph()
@@ -135,69 +140,70 @@ class Trial:
             difference = next(self._differing_gradients(), None)
         return expected, difference
 
-    def _both(
-        self,
-        hooks: Callable[[], AbstractContextManager[object]],
-        logs: Sequence[AbstractContextManager[object]] = (nullcontext(), nullcontext()),
-        after_model: Callable[[_Outcome], None] = lambda _: None,
-    ) -> tuple[_Outcome, _Outcome]:
-        """Run the model, then the graph, and return both outcomes."""
-        stand_ins = StandIns(self.written)
-        others = StandIns(self.written)
-        given = stand_ins.of_all(self.inputs)
-        others.known = {
-            key: pair for key, pair in stand_ins.known.items() if key not in self.written
+    def _stand_ins(self) -> tuple[StandIns, StandIns]:
+        """Return stand-ins for the model and for the graph: the same but for what is changed."""
+        of_model, of_graph = StandIns(self.written), StandIns(self.written)
+        of_graph.of_all(self.inputs)
+        of_model.known = {
+            key: pair for key, pair in of_graph.known.items() if key not in self.written
         }
-        others.of_all(self.inputs)
-        shadow = self.call.of_shadow(others)
+        of_model.of_all(self.inputs)
+        return of_model, of_graph
+
+    def _run_model(
+        self,
+        stand_ins: StandIns,
+        hooks: AbstractContextManager[object],
+        log: AbstractContextManager[object] = _UNLOGGED,
+    ) -> _Outcome:
+        """Run a shadow of the model, which leaves no trace."""
+        shadow = self.call.of_shadow(stand_ins)
         parameters = (value for value in self.inputs if isinstance(value, nn.Parameter))
         constant = (value for value in parameters if id(value) not in self.written)
-        with (
-            world_kept(functions_of(self.call.model), self.device),
-            torch.enable_grad(),
-            hooks(),
-        ):
-            with values_kept(constant) as spoiled, self.call.failures_told(), logs[0]:
+        with world_kept(functions_of(self.call.model), self.device), torch.enable_grad(), hooks:
+            with values_kept(constant) as spoiled, self.call.failures_told(), log:
                 value = shadow()
-            given_there = [tensor for _, tensor in others.known.values()]
-            made = _made(output_leaves(value), besides={id(tensor) for tensor in given_there})
-            random = random_states(self.device)
-            expected = _Outcome(value, made, self._changed(others), random, others)
+            given = {id(tensor) for _, tensor in stand_ins.known.values()}
+            leaves = (leaf for leaf in output_leaves(value) if isinstance(leaf, torch.Tensor))
+            made = {id(leaf): leaf for leaf in leaves if id(leaf) not in given}
+            outcome = self._outcome(value, list(made.values()), stand_ins)
         if spoiled:
             raise NotTheModelError(
                 f"the forward of {self.call.name} changes a parameter in a way that "
                 "torch.compile does not see; make it a buffer, and change that in place"
             )
-        after_model(expected)
-        with world_kept((), self.device), torch.enable_grad(), hooks():
-            with logs[1]:
-                leaves = self._graph_leaves(given)
-            random = random_states(self.device)
-            found = _Outcome(leaves, leaves, self._changed(stand_ins), random, stand_ins)
-        expected.pair_with(found)
-        return expected, found
+        return outcome
 
-    def _graph_leaves(self, given: Sequence[Any]) -> list[Any]:
+    def _run_graph(
+        self,
+        stand_ins: StandIns,
+        hooks: AbstractContextManager[object],
+        log: AbstractContextManager[object] = _UNLOGGED,
+    ) -> _Outcome:
         """Run the graph of a model that has just run by itself."""
-        try:
-            return list(self.graph(*given))
-        except (torch.OutOfMemoryError, ChainstayError):
-            raise  # tell their own story
-        except Exception as failure:  # an operator's, which the model may catch
-            raise NotTheModelError(
-                f"what torch.compile makes of {self.call.name} is not the model, which catches an "
-                f"error: {type(failure).__name__}: {str(failure).rstrip('.')}"
-            ) from failure
+        with world_kept((), self.device), torch.enable_grad(), hooks:
+            try:
+                with log:
+                    leaves = list(self.graph(*stand_ins.of_all(self.inputs)))
+            except (torch.OutOfMemoryError, ChainstayError):
+                raise  # tell their own story
+            except Exception as failure:  # an operator's, which the model may catch
+                raise NotTheModelError(
+                    f"what torch.compile makes of {self.call.name} is not the model, which catches "
+                    f"an error: {type(failure).__name__}: {str(failure).rstrip('.')}"
+                ) from failure
+            return self._outcome(leaves, leaves, stand_ins)
 
-    def _changed(self, stand_ins: StandIns) -> list[torch.Tensor]:
-        """Values of what was written, in the order of the inputs."""
+    def _outcome(self, value: Any, leaves: Sequence[object], stand_ins: StandIns) -> _Outcome:
+        """Return the outcome of a run that has just ended."""
         kept = (stand_ins.known.get(id(value)) for value in self.inputs)
-        return [
+        changed = [
             pair[1].detach() for pair in kept if pair is not None and id(pair[0]) in self.written
         ]
+        return _Outcome(value, leaves, changed, random_states(self.device), stand_ins)
 
     def _differing_gradients(self) -> Iterator[str]:
-        """Inputs whose gradients differ, in words."""
+        """Yield the inputs whose gradients differ, in words."""
         expected, found = self._gradients()
         pairs = [(expected.get(key), found.get(key)) for key in expected | found]
         indices = [n for n, (old, new) in enumerate(pairs) if not _is_same(old, new)]
@@ -209,33 +215,37 @@ class Trial:
 
     def _differs_from_itself(self, expected: _Gradients) -> bool:
         """Whether the model has other gradients when it runs again; its stand-ins are new then."""
-        again, _ = self._gradients()
+        of_model, _ = self._stand_ins()
+        again = self._gradients_behind(self._run_model(of_model, copies_kept()))
         return not all(map(_is_same, expected.values(), again.values()))
 
     def _gradients(self) -> tuple[_Gradients, _Gradients]:
-        """The gradients of the model, and those of the graph, one after the other.
+        """Return the gradients of the model, and those of the graph, made one after the other."""
+        of_model, of_graph = self._stand_ins()
+        expected = self._run_model(of_model, copies_kept())
+        gradients = self._gradients_behind(expected)
+        found = self._run_graph(of_graph, copies_kept())
+        expected.pair_with(found)
+        return gradients, self._gradients_behind(found)
+
+    def _gradients_behind(self, outcome: _Outcome) -> _Gradients:
+        """Run the backward of half the sum of all outputs' squares, and return the gradients.
 
         Returns:
             Gradients by the identities of the parameters and inputs that they are of; some have
             none.
         """
-        of_model: _Gradients = {}
-
-        def gradients(outcome: _Outcome) -> _Gradients:
-            stand_ins = [made for _, made in outcome.stand_ins.known.values()]
-            given = (value for value in (*self.inputs, *stand_ins) if _is_variable(value))
-            variables = dict.fromkeys((*given, *variables_below(outcome.tensors).values()))
-            originals = outcome.stand_ins.originals()
-            around = world_kept(functions_of(self.call.model), self.device)
-            with around, torch.enable_grad(), gradients_kept(variables):
-                outcome.go_back()
-                return {originals.get(id(leaf), id(leaf)): leaf.grad for leaf in variables}
-
-        _, found = self._both(
-            copies_kept,
-            after_model=lambda expected: of_model.update(gradients(expected)),
-        )
-        return of_model, gradients(found)
+        stand_ins = [made for _, made in outcome.stand_ins.known.values()]
+        given = (value for value in (*self.inputs, *stand_ins) if isinstance(value, torch.Tensor))
+        trained = (tensor for tensor in given if tensor.is_leaf and tensor.requires_grad)
+        variables = dict.fromkeys((*trained, *variables_below(outcome.tensors).values()))
+        originals = outcome.stand_ins.originals()
+        around = world_kept(functions_of(self.call.model), self.device)
+        with around, torch.enable_grad(), gradients_kept(variables):
+            roots = {id(leaf): leaf for leaf in outcome.tensors if leaf.requires_grad}.values()
+            if roots:  # not autograd.grad, which reentrant checkpoints do not take
+                torch.autograd.backward(list(roots), [root.detach() for root in roots])
+            return {originals.get(id(leaf), id(leaf)): leaf.grad for leaf in variables}
 
     def _refusal(self, difference: str) -> NotTheModelError:
         """Return an error for people: where the two begin to differ, or the model from itself."""
@@ -246,8 +256,11 @@ class Trial:
                 f"than the same operators ({difference}); {remedy}"
             )
         model, graph, again = OperatorLog(), OperatorLog(), OperatorLog()
-        self._both(dropping, (model, graph))
-        self._both(dropping, (again, nullcontext()))
+        of_model, of_graph = self._stand_ins()
+        self._run_model(of_model, dropping(), model)
+        self._run_graph(of_graph, dropping(), graph)
+        of_model, _ = self._stand_ins()
+        self._run_model(of_model, dropping(), again)
         name = self.call.name
         if (differing := first_difference(model, again)) is not None:
             return NotTheModelError(
@@ -295,7 +308,7 @@ class _Outcome:
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
     def autograd_graph(self) -> list[tuple[object, ...]]:
-        """The autograd graph of the outputs, in a fixed order: names, leaves, edges."""
+        """Return the autograd graph of the outputs, in a fixed order: names, leaves, edges."""
         nodes, originals = nodes_below(self.tensors), self.stand_ins.originals()
         numbers = {node: index for index, node in enumerate(nodes)}
         found: list[tuple[object, ...]] = [
@@ -307,12 +320,6 @@ class _Outcome:
             variable = id(getattr(node, "variable", None))
             found.append((name, originals.get(variable, variable), *below))
         return found
-
-    def go_back(self) -> None:
-        """Run the backward of half the sum of all outputs' squares."""
-        roots = list({id(leaf): leaf for leaf in self.tensors if leaf.requires_grad}.values())
-        if roots:  # not autograd.grad, which reentrant checkpoints do not take
-            torch.autograd.backward(roots, [root.detach() for root in roots])
 
 
 def _compiled_function(model: nn.Module) -> tuple[str, str, str] | None:
@@ -356,16 +363,6 @@ def _differences(expected: _Outcome, found: _Outcome) -> Iterator[str]:
     for (_, old), (_, new) in zip(expected.random, found.random, strict=True):
         if not torch.equal(old, new):
             yield "it draws other random numbers"
-
-
-def _is_variable(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
-
-
-def _made(leaves: Iterable[object], *, besides: Collection[int]) -> list[torch.Tensor]:
-    """Return the tensors among `leaves`, each once, that are none of those identities."""
-    tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return list({id(leaf): leaf for leaf in tensors if id(leaf) not in besides}.values())
 
 
 def _is_same(old: object, new: object) -> bool:

@@ -25,12 +25,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.trials.compiled_calls import CompiledCall, PlainCall, is_wrapped
+from chainstay.runtime.capture.trials.compiled_calls import PlainCall, compiled_call, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import (
     STOOD_IN_FOR,
     is_stand_in,
     own_forward,
-    unbound_forward,
 )
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.stage.states import is_equal, sums_of_bytes
@@ -49,13 +48,13 @@ class StandIns:
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def of_all(self, values: Iterable[Any]) -> tuple[Any, ...]:
-        """Stand-ins of tensors; numbers as they are."""
+        """Return the stand-ins of tensors; numbers as they are."""
         return tuple(
             self.of(value) if isinstance(value, torch.Tensor) else value for value in values
         )
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A leaf with the values of `tensor`, in its memory unless that is going to change."""
+        """Return a leaf with the values of `tensor`, in its memory unless that will change."""
         if id(tensor) not in self.known:
             self.known[id(tensor)] = (tensor, self._made(tensor))
         return self.known[id(tensor)][1]
@@ -84,7 +83,7 @@ class StandIns:
 
 
 def shadow_of(model: nn.Module, stand_ins: StandIns) -> nn.Module:
-    """Another model that computes what `model` does, and shares nothing that can change.
+    """Return another model that computes what `model` does, and shares nothing that can change.
 
     It is not fitted. Attributes that cannot be copied (locks, files, process groups) are shared.
 
@@ -117,13 +116,11 @@ def shadow_of(model: nn.Module, stand_ins: StandIns) -> nn.Module:
 
 
 def _replaced(module: nn.Module) -> Mapping[str, object]:
-    """Attributes that a shadow of `module` has otherwise: it is neither fitted nor compiled."""
+    """Return what a shadow of `module` has otherwise: it is neither fitted nor compiled."""
     own = own_forward(module)
     if is_wrapped(module):
         own = module.get_submodule("_orig_mod")
-    compiled = vars(module).get("_compiled_call_impl")
-    if isinstance(compiled, CompiledCall):
-        compiled = compiled.compiled
+    compiled = compiled_call(module)
     return {
         "forward": _ABSENT if own is None else own,
         STOOD_IN_FOR: _ABSENT,
@@ -135,14 +132,8 @@ def _replaced(module: nn.Module) -> Mapping[str, object]:
 _ABSENT: Final = object()
 
 
-def forward_of_shadow(shadow: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward of a model for its shadow: both functions take the module first."""
-    is_of_class = own_forward(shadow) is None or function is type(shadow).forward
-    return function if is_of_class else unbound_forward(shadow)
-
-
 def _copied(value: object, memo: dict[int, Any]) -> object:
-    """A copy of an attribute, as far as it can be copied."""
+    """Return a copy of an attribute, as far as it can be copied."""
     if isinstance(value, MethodType):
         return _copied_method(value, memo)
     if isinstance(value, FunctionType):
@@ -185,7 +176,7 @@ class _WithoutGraphs(TorchFunctionMode):
 
 
 def _copied_method(method: MethodType, memo: dict[int, Any]) -> object:
-    """The same of the shadow, which is not fitted, whatever was put in front of the forward."""
+    """Return the same method of the shadow, without what was put in front of a forward by fit."""
     owner = _copied(method.__self__, memo)
     if not is_stand_in(method):
         return MethodType(_rebound(method.__func__, memo), owner)
@@ -194,7 +185,7 @@ def _copied_method(method: MethodType, memo: dict[int, Any]) -> object:
 
 
 def _rebound(function: Any, memo: dict[int, Any]) -> Any:
-    """A function whose closure has the shadow's modules, methods and tensors for the model's."""
+    """Return a function with the shadow's modules, methods and tensors in its closure."""
     cells = getattr(function, "__closure__", None) or ()
     if not isinstance(function, FunctionType) or id(function) in memo:
         return memo.get(id(function), function)
@@ -222,7 +213,7 @@ def _rebound_cell(cell: CellType, memo: dict[int, Any]) -> CellType:
 
 
 def arguments_like(arguments: Any, stand_ins: StandIns) -> Any:
-    """The arguments of a call, with stand-ins for their tensors, objects copied."""
+    """Return the arguments of a call, with stand-ins for their tensors, objects copied."""
     tree_map_only(torch.Tensor, stand_ins.of, arguments)
     return _copied(arguments, stand_ins.memo())
 
@@ -237,7 +228,8 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
     Yields:
         Identities of those that were changed; filled at the end.
     """
-    held = {id(tensor): tensor for tensor in tensors if not _has_no_values(tensor)}
+    # Some have a shape only, such as weights on the meta device that no call reads.
+    held = {id(t): t for t in tensors if not (isinstance(t, FakeTensor) or t.is_meta)}
     made = _TensorCopies(share=0.25)
     copies = {key: made.copied(tensor.detach()) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
@@ -257,7 +249,7 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
 
 
 def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which a forward saves copies: on its device where there is room, or the host."""
+    """Return a context in which a forward saves copies: on its device, or without room the host."""
     made = _TensorCopies(share=0.5)
 
     def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
@@ -286,11 +278,6 @@ class _TensorCopies:
             return tensor.to("cpu", copy=True)
         self._room[device] -= tensor.nbytes
         return tensor.clone()
-
-
-def _has_no_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a shape only, as weights on the meta device that no call reads."""
-    return isinstance(tensor, FakeTensor) or tensor.is_meta
 
 
 def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from torch import nn
 
 
 def unbound_forward(module: nn.Module) -> Callable[..., Any]:
-    """The module's own forward, which takes the module first.
+    """Return the module's own forward, which takes the module first.
 
     That is its class's, unless a library has put another in front of it (for mixed precision,
     say).
@@ -20,12 +20,12 @@ def unbound_forward(module: nn.Module) -> Callable[..., Any]:
 
 
 def stood_in_forward(module: nn.Module) -> Callable[..., Any]:
-    """The forward in whose place one by `stand_in_for` is, whatever was put around that since."""
+    """Return the forward that `stand_in_for` has replaced, whatever was put around that since."""
     return _unbound(module, vars(module).get(STOOD_IN_FOR))
 
 
 def _unbound(module: nn.Module, own: Any) -> Callable[..., Any]:
-    """The forward `own` of a module, that of its class if it has none, as a function of it."""
+    """Return a module's `own` forward, or that of its class, as a function of the module."""
     if own is None:
         return type(module).forward
     if isinstance(own, MethodType) and own.__self__ is module:
@@ -45,7 +45,7 @@ def _unbound(module: nn.Module, own: Any) -> Callable[..., Any]:
 
 
 def own_forward(module: nn.Module) -> object | None:
-    """The module's own attribute ``forward``, if it has one that is not by `stand_in_for`."""
+    """Return a module's own attribute ``forward``, if it has one not by `stand_in_for`."""
     own = vars(module).get("forward")
     return vars(module).get(STOOD_IN_FOR) if is_stand_in(own) else own
 
@@ -68,7 +68,7 @@ def stand_in_for(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def restore_forward(module: nn.Module) -> None:
-    """End what `stand_in_for` began."""
+    """Give a module back the forward that it had before `stand_in_for`."""
     own = own_forward(module)
     vars(module).pop("forward", None)
     vars(module).pop(STOOD_IN_FOR, None)

@@ -11,7 +11,7 @@ import dis
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -89,10 +89,10 @@ class _World:
         for cell in function.__closure__ or ():
             yield from self._cell(cell)
         if _is_module_of_users(function.__module__):
-            own = function.__globals__
-            for name in global_names(function.__code__):
-                yield own.get(name)
-                self.restores.append(_slot_restored(own, name))
+            own, names = function.__globals__, global_names(function.__code__)
+            before = {name: own[name] for name in names if name in own}
+            self.restores.append(partial(_restore_globals, own, names, before))
+            yield from before.values()
 
     def _cell(self, cell: CellType) -> Iterator[object]:
         try:
@@ -131,7 +131,7 @@ class _World:
         return self._dict(own) if is_users and isinstance(own, dict) else ()
 
     def _module(self, module: torch.nn.Module) -> Iterator[object]:
-        """Attributes and buffers; parameters are the optimizer's."""
+        """Yield the attributes and buffers; parameters are the optimizer's."""
         for submodule in module.modules():
             yield from (part for part in self._dict(vars(submodule)) if type(part) in _CONTAINERS)
             yield from submodule.buffers(recurse=False)
@@ -203,19 +203,15 @@ _MOST_NUMBERS: Final = 1 << 24
 """In what is copied; more are somebody's data, which a forward does not change."""
 
 
-def _slot_restored(own: dict[str, Any], name: str) -> Callable[[], None]:
-    """Puts back a global, or takes away one that is new."""
-    before = own.get(name, _ABSENT)
-
-    def restore() -> None:
-        if own.get(name, _ABSENT) is before:
-            return
-        if before is _ABSENT:
-            del own[name]
-        else:
-            own[name] = before
-
-    return restore
+def _restore_globals(
+    own: dict[str, Any], names: Iterable[str], before: Mapping[str, object]
+) -> None:
+    """Put back globals with these names, and take away those that are new."""
+    for name in names:
+        if name not in before:
+            own.pop(name, None)
+        elif own.get(name, _ABSENT) is not before[name]:
+            own[name] = before[name]
 
 
 def _is_same(one: Iterable[object], other: Iterable[object]) -> bool:
