@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, Phase, settings
 # Where these are set, what the command line prints has colours, whoever reads it.
 for _name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(_name, None)
+# As many workers as processors run: two threads each wait longer than they work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
     "chainstay",
