@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import chainstay
+from chainstay.errors import InfeasibleBudgetError
 from sgd_steps import peak_of_step
 from twins import shown
 
@@ -92,6 +93,11 @@ def test_scores_of_half_precision_are_computed_in_single(by: Any) -> None:
     measured = peak_with(model, half) - LABELS.nbytes
     assert measured <= solution.peak_bytes
     assert solution.peak_bytes <= 1.1 * measured
+
+
+def test_a_refusal_says_that_it_is_assumed() -> None:
+    with pytest.raises(InfeasibleBudgetError, match="at cross_entropy, assumed without loss="):
+        chainstay.fit(Classifier(), (X,), budget=1)
 
 
 def test_towers_have_room_for_it() -> None:

@@ -10,7 +10,7 @@ from math import ceil
 from typing import NamedTuple, Self
 
 from chainstay.profiles import RunCost, Stage, StageOption
-from chainstay.runtime.stage.assumed_loss import AssumedLoss
+from chainstay.runtime.stage.assumed_loss import OPERATOR, AssumedLoss
 from chainstay.schedule import OpKind
 
 
@@ -100,6 +100,8 @@ class StageCost:
             dropping_bytes=loss.forward_bytes + standing,
             backward_bytes=loss.backward_bytes + standing,
             environment_bytes=0,
+            forward_operator=OPERATOR,
+            backward_operator=OPERATOR,
         )
 
     @property

@@ -47,5 +47,7 @@ class AssumedLoss(NamedTuple):
 
 _SINGLE: Final = 4  # bytes; what has fewer is computed in as many
 _NUMBERS: Final = 32  # bytes: the loss, its gradient, the sum of weights
+OPERATOR: Final = "cross_entropy, assumed without loss="
+"""What it is, for people."""
 NO_LOSS: Final = AssumedLoss(0, 0, 0, 0)
 """Of a loss that is measured."""
