@@ -39,7 +39,7 @@ _MATRICES: Final = ("tests/abuse", "tests/agreement", "tests/properties")
 """In these, `make test` runs one of the cases of a test; elsewhere the first and the last."""
 _LARGE: Final = re.compile(
     "ResNet-50|ResNet-101|DenseNet-121|densenet_case|resnet_case|Inception v3|VGG-16|ViT-B/16|"
-    "U-Net|BERT|T5|CLIP|HF ViT"
+    "U-Net|BERT|T5|CLIP|HF ViT|triplet ResNet-18"
 )
 """Networks that take seconds where others show the same; `make test` leaves them out."""
 

@@ -67,6 +67,7 @@ def test_claims_about_all_schedules_hold_in_exhaustive_search(
         assert claim.makespan == optimum
 
 
+@pytest.mark.long
 @settings(max_examples=120)
 @given(chains(max_stages=5, families=("shrinking",)), st.integers(0, 60))
 def test_persistent_schedules_are_optimal_where_activations_shrink(

@@ -102,6 +102,7 @@ def test_without_memory_it_is_the_same(family: str) -> None:
     }
 
 
+@pytest.mark.long
 def test_fused_attention_saves_no_weights() -> None:
     sample = zoo.build("GPT-2")
     fused = estimate(sample.model, sample.args, sample.kwargs, device="H100", loss=zoo.loss_of)
@@ -113,6 +114,7 @@ def test_fused_attention_saves_no_weights() -> None:
     assert more - saved > weights
 
 
+@pytest.mark.long
 def test_a_llama_of_four_wide_layers_is_planned() -> None:
     """What the layers of a 7B save, counted by hand."""
     transformers = pytest.importorskip("transformers")

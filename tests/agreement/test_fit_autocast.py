@@ -54,6 +54,7 @@ def test_a_context_for_each_step_is_trained_in(by: str) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.long
 @each_way
 def test_gradients_may_add_up_within_one_context(by: str) -> None:
     plain, planned, x = pair(by)

@@ -132,6 +132,7 @@ def test_the_least_budget_that_is_named_is_met_bit_for_bit(model: str) -> None:
     assert run["measured_peak_bytes"] <= run["plain_peak_bytes"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "model",
     [
@@ -165,6 +166,7 @@ def test_what_is_said_to_run_next_runs() -> None:
     assert "<html" in Path("plan.html").read_text()
 
 
+@pytest.mark.long
 def test_every_solver_takes_a_model() -> None:
     pytest.importorskip("ortools")
     for method in ("dp", "weak", "mip", "cpsat"):

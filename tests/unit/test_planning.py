@@ -509,6 +509,7 @@ def test_what_every_schedule_needs_at_least_and_what_one_needs(seed: int) -> Non
                 assert low.during_bytes <= here.during_bytes <= high.during_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [DP(), DP(discards="free"), DP(slots=100)], ids=str)
 def test_no_method_is_asked_more_than_four_times(
     method: DP, monkeypatch: pytest.MonkeyPatch

@@ -206,6 +206,7 @@ def test_whoever_is_left_out_costs_least() -> None:
     assert thinned(front[:1]) == front[:1]
 
 
+@pytest.mark.long
 def test_of_a_long_stage_the_hull_is_found() -> None:
     """A loop over time: hundreds of operators, each of which reads what is some steps behind."""
     stage = [

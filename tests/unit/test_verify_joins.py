@@ -46,6 +46,7 @@ def has_a_tail(profile: Join) -> bool:
     return profile.tail is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [HomogeneousJoin, JoinProfile])
 def test_joins_a_little_simpler_are_simpler_and_have_what_joins_need(kind: type[Join]) -> None:
     drawn = [instance for instance in DRAWN[:60] if isinstance(instance.profile, kind)]
