@@ -9,7 +9,7 @@ from chainstay.runtime.stage.states import MemoryLayout
 
 
 class AssumedLoss(NamedTuple):
-    """What a loss needs besides what it reads.
+    """The bytes that a loss needs besides what it reads.
 
     Attributes:
         saved_bytes: From its forward to its backward: logarithms of probabilities.

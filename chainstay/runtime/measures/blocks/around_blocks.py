@@ -166,7 +166,7 @@ class Around:
         return self._assembled(trip, traces, times)
 
     def _usual(self) -> tuple[Gradients, ...]:
-        """Dense gradients of the input of every block."""
+        """Return dense gradients of the input of every block."""
         return tuple(Gradients.usual(state, self.device) for state in self.sample.states)
 
     def _durations(self, gradients: Sequence[Gradients]) -> list[int]:
