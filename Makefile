@@ -14,9 +14,9 @@ demo: .venv/ready
 test: .venv/ready-dev chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# What is marked long: whole matrices, other processes.
+# What is marked long: whole matrices, other processes. HALF=0 and HALF=1 are the halves of it.
 test-long: .venv/ready-dev chromium
-	$(BIN)/python -m pytest -n auto --dist worksteal -m long
+	$(BIN)/python -m pytest -n auto --dist worksteal -m long $(if $(HALF),--half $(HALF))
 
 test-all: test test-long
 

@@ -44,6 +44,13 @@ _LARGE: Final = re.compile(
 """Networks that take seconds where others show the same; `make test` leaves them out."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which `.ci/run` takes the long tests in two halves."""
+    parser.addoption(
+        "--half", type=int, choices=[0, 1], help="leave out every other test, by its name"
+    )
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what was imported, which it would walk through in every test."""
     gc.collect()
@@ -51,8 +58,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the other cases as long."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the other cases as long, and take the half that is asked for."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         test, _, case = item.nodeid.partition("[")
@@ -68,3 +75,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, item in enumerate(group):
             if place not in places:
                 item.add_marker(pytest.mark.long)
+    half = config.getoption("--half")
+    if half is not None:
+        others = [item for item in items if crc32(item.nodeid.encode()) % 2 != half]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if crc32(item.nodeid.encode()) % 2 == half]
