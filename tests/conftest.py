@@ -47,7 +47,7 @@ _LARGE: Final = re.compile(
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option by which `.ci/run` takes the long tests in two halves."""
     parser.addoption(
-        "--half", type=int, choices=[0, 1], help="leave out every other test, by its name"
+        "--half", type=int, choices=[0, 1], help="run one half of the tests, by their names"
     )
 
 
@@ -77,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.long)
     half = config.getoption("--half")
     if half is not None:
-        others = [item for item in items if crc32(item.nodeid.encode()) % 2 != half]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if crc32(item.nodeid.encode()) % 2 == half]
+        halves: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
+        for item in items:
+            halves[crc32(item.nodeid.encode()) % 2].append(item)
+        config.hook.pytest_deselected(items=halves[1 - half])
+        items[:] = halves[half]

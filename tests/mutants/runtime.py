@@ -36,6 +36,12 @@ MUTANTS: Final = (
         "agreement/test_assumed_losses.py",
     ),
     Mutant(
+        "runtime/joins/costs.py",
+        "AssumedLoss.of(layout for output in gradients for layout in output.layouts)",
+        "AssumedLoss.of([])",
+        "agreement/test_assumed_losses.py",
+    ),
+    Mutant(
         "runtime/measures/blocks/block_account.py",
         "max(max(backward.peak, giving) - saved",
         "max(backward.peak - saved",

@@ -13,7 +13,7 @@ from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStag
 from chainstay.runtime.measures.cost_files import cost_from, read_sealed, record_from, write_sealed
 
 _KIND: Final = "join-account"
-_VERSION: Final = 8
+_VERSION: Final = 9
 
 
 def read_account(path: Path, lengths: Sequence[int]) -> JoinAccount | None:

@@ -58,7 +58,10 @@ class Gradients:
         )
 
     def with_known(self, known: Mapping[int, torch.Tensor | None]) -> Gradients:
-        """Return these where nothing else is known; what cannot be laid out again stays."""
+        """Return these layouts, but for those of the gradients that are known, by index.
+
+        Gradients that are not plain strided tensors leave the layout that is here.
+        """
         layouts, storages = list(self.layouts), list(self.storages)
         first: dict[int, int] = {}
         for index, gradient in known.items():

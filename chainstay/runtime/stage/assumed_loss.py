@@ -14,9 +14,9 @@ class AssumedLoss(NamedTuple):
     Attributes:
         saved_bytes: From its forward to its backward: logarithms of probabilities.
         forward_bytes: While its forward runs: a copy in single precision of what has half.
-        backward_bytes: While its backward runs, besides the gradient that it gives: that of the
-            logarithms, and of that copy.
-        gradient_bytes: That which it gives.
+        backward_bytes: While its backward runs, besides that gradient: those of the logarithms, and
+            of that copy.
+        gradient_bytes: The gradient of what it reads.
     """
 
     saved_bytes: int
@@ -29,7 +29,7 @@ class AssumedLoss(NamedTuple):
         """Return the bytes for the largest of a model's outputs.
 
         Args:
-            gradients: Those of the outputs. A single number is a loss itself.
+            gradients: The gradients of the outputs. A number (no dimensions) is a loss itself.
         """
         sizes = (
             (gradient.size.numel(), gradient.dtype.itemsize)
@@ -48,6 +48,6 @@ class AssumedLoss(NamedTuple):
 _SINGLE: Final = 4  # bytes; what has fewer is computed in as many
 _NUMBERS: Final = 32  # bytes: the loss, its gradient, the sum of weights
 OPERATOR: Final = "cross_entropy, assumed without loss="
-"""What it is, for people."""
+"""The name of the operator that the loss is taken for, for people."""
 NO_LOSS: Final = AssumedLoss(0, 0, 0, 0)
-"""Of a loss that is measured."""
+"""What is assumed of a loss that is measured, or in the model's output."""
