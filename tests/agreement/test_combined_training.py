@@ -32,6 +32,7 @@ from combined_support import (
     with_random_transfers,
 )
 from interrupting import Interrupting, InterruptionError
+from live_tensors import leave_out_other_tests, tensors_alive
 from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case
 from runtime_support import random_free, random_persistent
 from zoo import Appended, build
@@ -299,6 +300,7 @@ def test_what_kept_stages_read_is_let_go_too(stage: int) -> None:
 @pytest.mark.long
 def test_what_breaks_off_leaves_nothing(make: Callable[[], Case]) -> None:
     """A missing backward, one that fails, and a forward that fails."""
+    leave_out_other_tests()
     threads = set(threading.enumerate())
     case, solution = make(), combined(make).solution(PERCENT[3])
     engine = CopyingEngine(FAST, poison=True)
@@ -325,9 +327,3 @@ def test_what_breaks_off_leaves_nothing(make: Callable[[], Case]) -> None:
     chain.close()
     assert engine.pool.allocated_bytes == 0
     assert set(threading.enumerate()) <= threads
-
-
-def tensors_alive() -> int:
-    """Whoever holds them."""
-    gc.collect()
-    return sum(issubclass(type(candidate), torch.Tensor) for candidate in gc.get_objects())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from chainstay.runtime import trace_memory
 from chainstay.runtime.transfer.cpu_engine import CopyingEngine
+from live_tensors import leave_out_other_tests, tensors_alive
 from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case
 
 CASES = [resnet_case, gpt_case]
@@ -63,16 +63,15 @@ def test_seeded_bugs_are_caught(make: Callable[[], Case], bug: Callable[[], Copy
 
 @pytest.mark.long
 def test_two_hundred_steps_leave_nothing() -> None:
+    leave_out_other_tests()
     case = perceptron_case()
     engine = CopyingEngine(FAST, poison=True)
     chain = case.offloaded(0, engine)
     losses = [case.step(chain) for _ in range(2)]
 
     def census() -> tuple[int, int, int, int]:
-        gc.collect()
-        tensors = sum(issubclass(type(candidate), torch.Tensor) for candidate in gc.get_objects())
         return (
-            tensors,
+            tensors_alive(),
             threading.active_count(),
             engine.pool.allocated_bytes,
             engine.pool.used_bytes,

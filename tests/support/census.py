@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Final
 import torch
 
 from fault_subjects import Subject
+from live_tensors import tensors_alive
 
 __all__ = ["Census", "growth", "soak"]
 
@@ -38,9 +38,8 @@ class Census:
 
     @classmethod
     def take(cls, subject: Subject) -> Census:
-        gc.collect()
         pool = subject.engine.pool if subject.engine else None
-        alive = sum(issubclass(type(candidate), torch.Tensor) for candidate in gc.get_objects())
+        alive = tensors_alive()
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
         return cls(
             tensors=alive - (sum(map(len, pool._idle.values())) if pool else 0),
