@@ -35,11 +35,18 @@ settings.load_profile("chainstay")
 settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.generate))
 
 
-_MATRICES: Final = ("tests/abuse", "tests/agreement", "tests/properties")
+_MATRICES: Final = (
+    "tests/abuse",
+    "tests/agreement",
+    "tests/properties",
+    "tests/unit/test_fit",
+    "tests/unit/test_runtime",
+    "tests/unit/test_transfers",
+)
 """In these, `make test` runs one of the cases of a test; elsewhere the first and the last."""
 _LARGE: Final = re.compile(
-    "ResNet-50|ResNet-101|DenseNet-121|densenet_case|resnet_case|Inception v3|VGG-16|ViT-B/16|"
-    "U-Net|BERT|T5|CLIP|HF ViT|triplet ResNet-18"
+    "ResNet-50|ResNet-101|ResNet-18|DenseNet-121|densenet_case|resnet_case|Inception v3|VGG-16|"
+    "ConvNeXt|ViT-B/16|U-Net|BERT|T5|CLIP|HF ViT|GPT-2|Llama"
 )
 """Networks that take seconds where others show the same; `make test` leaves them out."""
 

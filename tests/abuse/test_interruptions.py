@@ -155,6 +155,7 @@ class Raising(Interrupted):
         return y + self.names(torch.full((len(y),), 7 if self.how == "index" else 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["raise", "value", "operator", "index"])
 @pytest.mark.parametrize("by", ["auto", "blocks"])
 def test_a_call_that_raises_while_it_is_planned_leaves_what_plain_training_leaves(

@@ -370,6 +370,7 @@ def _require_equal(step: Step, by: str, *, stage_options: bool) -> None:
     require_equal_steps(plain, fitted, step)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 def test_a_move_to_double_precision(by: str) -> None:
     """It needs more: within the same budget it is refused, by its shape."""

@@ -158,6 +158,7 @@ def test_inside_of_another_model_that_is_fitted() -> None:
     require_equal_steps(plain, fitted, backward_step(SAMPLE))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_inside_of_what_is_compiled_around_it() -> None:
     """A graph of a plan would give wrong gradients: it is not traced."""

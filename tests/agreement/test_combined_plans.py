@@ -112,6 +112,7 @@ def whole(measured: Measurement) -> Measurement:
     return replace(measured, account=account, chain=chain)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.long), 0.1, 0.35])
 @pytest.mark.parametrize("model", MODELS)
 def test_never_behind_either_way_alone(model: str, share: float) -> None:

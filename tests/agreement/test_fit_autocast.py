@@ -69,6 +69,7 @@ def test_gradients_may_add_up_within_one_context(by: str) -> None:
         assert torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.long
 @each_way
 def test_a_second_step_within_one_context_is_refused(by: str) -> None:
     """Plain training goes on with copies of the weights from before the first step."""

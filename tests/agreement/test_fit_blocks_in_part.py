@@ -98,6 +98,7 @@ def test_without_options_blocks_run_again() -> None:
     assert not keeps_in_part(planned)
 
 
+@pytest.mark.long
 def test_the_least_budget_with_options_is_told() -> None:
     with pytest.raises(InfeasibleBudgetError) as refusal:
         fitted(watched(), 1000)

@@ -123,6 +123,7 @@ def test_blocks_compiled_in_place_after_fit() -> None:
     assert len(fitted.plans) == 2
 
 
+@pytest.mark.long
 def test_compiled_blocks_that_save_less() -> None:
     """What torch's own budget leaves of a block's saved tensors is measured like all else."""
     peaks = {}

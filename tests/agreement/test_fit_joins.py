@@ -73,6 +73,7 @@ def test_half_summed_gradients_and_turns_leave_room_for_small_plans(name: str) -
             assert case.peak() <= solution.peak_bytes <= solution.budget
 
 
+@pytest.mark.long
 def test_schedules_of_any_kind_are_run_bit_for_bit() -> None:
     """The solver's answers for random times, at all budgets, and branches that take turns."""
     case = case_of("tail")
@@ -255,6 +256,7 @@ def test_steps_that_break_off_anywhere_leave_the_model_as_it_was() -> None:
         assert differences(three_steps_of(case), expected) == []
 
 
+@pytest.mark.long
 def test_fit_takes_the_join_where_the_chain_needs_more() -> None:
     """Towers that share normalization cannot be cut as one chain: its buffers change twice."""
     torch.manual_seed(0)
@@ -282,6 +284,7 @@ def _step(model: nn.Module, args: tuple[torch.Tensor, ...]) -> list[torch.Tensor
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
+@pytest.mark.long
 def test_autocast_shares_its_copies_of_weights_between_branches() -> None:
     torch.manual_seed(0)
     model = Siamese(Perceptrons(16, 2).left)

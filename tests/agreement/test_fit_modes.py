@@ -191,6 +191,7 @@ def test_evaluation_mode_with_gradients_all_along(subject: str) -> None:
     require_equal(subject, "least", prepare=nn.Module.eval, plans_there=True)
 
 
+@pytest.mark.long
 @each_subject
 def test_parts_in_evaluation_mode(subject: str) -> None:
     """As in fine-tuning: BatchNorm and dropout of some layers stand still."""

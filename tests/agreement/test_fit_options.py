@@ -50,6 +50,7 @@ def test_families(family: str, share: int, by: Any) -> None:
     assert peak_of(planned, x) + x.nbytes <= promised <= budget
 
 
+@pytest.mark.long
 @each_way
 def test_tensors_stand_for_parameters(by: Any) -> None:
     """Plans hold no parameters; these have to be held, and the next call has parameters again."""
@@ -369,6 +370,7 @@ class Midpoints(nn.Module):
         return left
 
 
+@pytest.mark.long
 def test_the_least_budget_that_an_error_names_holds_when_times_are_measured_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -93,6 +93,7 @@ def test_numbers_are_not_made_constants(draw: Callable[[], float]) -> None:
         chainstay.fit(Whole(draw), (torch.randn(32, 16),), budget="100%", repeats=1)
 
 
+@pytest.mark.long
 def test_the_first_fit_of_a_process_leaves_pythons_random_numbers() -> None:
     """What fit imports then may draw some, as rich does."""
     program = (

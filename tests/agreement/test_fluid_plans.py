@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def shortened(plan: FluidPlan, stages: int, time: Fraction) -> Timetable:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=1500)
 @given(problems(), st.data())
 def test_no_way_back_is_too_early_or_too_late(problem: OffloadProblem, data: st.DataObject) -> None:

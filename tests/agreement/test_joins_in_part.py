@@ -233,6 +233,7 @@ def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "plan.json"
 
 
+@pytest.mark.long
 def test_a_plan_file_of_a_join_in_part_trains_another_copy_bit_for_bit(plan_path: Path) -> None:
     plan = load_plan(plan_path)
     lengths = [len(branch) for branch in plan.profile.branches]  # type: ignore[union-attr]

@@ -90,6 +90,7 @@ def test_least_budget_of_small_chains_is_that_of_exhaustive_search(
     has_exact_least_budget(MIP(discards=discards), minimum_budget, profile)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, pytest.param(10**9 + 7, marks=pytest.mark.long)])
 def test_byte_and_nanosecond_sizes_of_real_models_are_exact(times: int) -> None:
     sizes = [1_073_741_827, 536_870_909, 1_610_612_741, 805_306_357, 402_653_189, 3]

@@ -219,6 +219,7 @@ def _copy(memory: ChainMemory) -> ChainMemory:
     return other
 
 
+@pytest.mark.long
 @given(profile=chains(max_stages=4, families=OPTION_FAMILIES), slack=st.integers(0, 20))
 @settings(max_examples=60)
 def test_narrower_families_are_never_better(profile: ChainProfile, slack: int) -> None:

@@ -190,6 +190,7 @@ def path_with_options(
     return path
 
 
+@pytest.mark.long
 def test_a_plan_that_keeps_stages_in_part_trains_another_copy_bit_for_bit(
     path_with_options: Path,
 ) -> None:

@@ -97,6 +97,7 @@ def test_optimal_plans_train_bit_for_bit(make: Callable[[], Case], share: float)
     assert train(planned, case.batch, case.loss).differences(expected) == []
 
 
+@pytest.mark.long
 def test_a_plan_that_keeps_stages_in_part_trains_bit_for_bit_within_its_budget() -> None:
     case = gpt_case()
     plain, mine = copy.deepcopy(case.model), copy.deepcopy(case.model)

@@ -102,6 +102,7 @@ def test_a_prediction_that_is_too_low_is_corrected(
     assert peak_of(model, shorter) + shorter.nbytes <= promised
 
 
+@pytest.mark.long
 def test_a_larger_call_is_measured_and_lends_to_those_below_it(measured: list[object]) -> None:
     torch.manual_seed(0)
     model = Language().train()
@@ -124,6 +125,7 @@ def test_a_smaller_call_that_fits_nowhere_is_refused_by_what_it_needs_itself() -
     assert refusal.value.required > 1000
 
 
+@pytest.mark.long
 def test_any_number_of_shapes_is_planned(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

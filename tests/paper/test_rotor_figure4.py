@@ -34,6 +34,7 @@ def test_printed_makespans_and_their_ratio(n: int) -> None:
     assert simulate(figure4_chain(n, n - 2), drifting_schedule(n)).peak_bytes == BUDGET
 
 
+@pytest.mark.long
 def test_nothing_is_faster_by_exhaustive_search() -> None:
     assert search.optimum(figure4_chain(5, 3), BUDGET).makespan == 12
 

@@ -228,6 +228,7 @@ def test_profile_files_are_planned_without_a_model() -> None:
     assert run.exit_code in (2, 5)
 
 
+@pytest.mark.long
 def test_a_strategy_that_needs_more_host_memory_is_no_reason_to_give_up() -> None:
     offload = ("--offload", "--link", "1GB/s", "--host-budget", "1B")
     result = chainstay("plan", "chain.json", "-b", "60%", *offload)

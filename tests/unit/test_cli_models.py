@@ -148,6 +148,7 @@ def test_a_budget_that_is_given_to_run_is_kept_bit_for_bit(model: str) -> None:
     assert "against plain PyTorch: equal, bit for bit" in text
 
 
+@pytest.mark.long
 def test_what_is_said_to_run_next_runs() -> None:
     """Whatever the width of the terminal, it is one line, and names the same model and batch."""
     plan = f"plan {GPT2} -b 80% --repeats 1 --dtype bfloat16 --device cpu -o 'my plan.json'"
@@ -185,6 +186,7 @@ def test_offloading_a_model_is_planned_and_run() -> None:
     assert run["within_budget"] is True
 
 
+@pytest.mark.long
 def test_estimates_for_a_device_that_is_not_here() -> None:
     line = f"{GPT2} --device A100-80GB --dtype bfloat16"
     text = done(f"profile {line}")

@@ -44,6 +44,7 @@ def test_only_text_is_read(text: str) -> None:
         read(text)
 
 
+@pytest.mark.long
 @given(
     st.dictionaries(
         st.text().filter(lambda name: name not in {"chainstay", "version"}), JSON_VALUES

@@ -250,6 +250,7 @@ def test_a_new_shape_is_planned_and_known_from_then_on() -> None:
     assert len(shown(model).plans) == 2
 
 
+@pytest.mark.long
 def test_training_flags_autocast_and_frozen_parameters_make_new_plans() -> None:
     model, plain = fitted(budget="90%"), make_model()
     for module in (model, plain):

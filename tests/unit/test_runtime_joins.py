@@ -102,6 +102,7 @@ class _Exchanging(nn.Module):
         return result
 
 
+@pytest.mark.long
 def test_the_place_is_named_where_branches_exchange_values_too_early() -> None:
     with pytest.raises(NotAJoinError, match=r"the branches exchange values at \w+.* saved \d"):
         extract_join(_Exchanging(1), _TWO)

@@ -241,6 +241,7 @@ def test_forward_past_the_gradient_can_free_memory() -> None:
     assert optimum(chain, 4).makespan == 308
 
 
+@pytest.mark.long
 @given(profile=chains(max_stages=4, families=FAMILIES), data=st.data())
 @settings(max_examples=60, derandomize=True)
 def test_found_schedules_replay_as_claimed(profile: ChainProfile, data: st.DataObject) -> None:

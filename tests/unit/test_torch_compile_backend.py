@@ -55,6 +55,7 @@ def test_steps_are_equal_and_within_the_budget(budget: str) -> None:
     assert (peak(model, run) < 0.7 * plain_peak) == (budget == "50%")
 
 
+@pytest.mark.long
 def test_other_shapes_are_planned_and_evaluation_runs_plainly() -> None:
     model = make_model()
     run = compiled(model, budget="70%")

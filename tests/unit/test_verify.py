@@ -88,6 +88,7 @@ def test_instances_depend_on_seed_and_number_alone() -> None:
     assert drawn != [random_chain(4, number) for number in range(50)]
 
 
+@pytest.mark.long
 def test_instances_are_of_all_families_and_mostly_feasible() -> None:
     instances = [random_chain(0, number) for number in range(400)]
     lengths = {len(instance.profile) for instance in instances}
@@ -200,6 +201,7 @@ def test_a_number_checked_alone_gives_the_same_answers() -> None:
     assert [a.result for a in alone.answers] == [a.result for a in among.answers]
 
 
+@pytest.mark.long
 def test_several_processes_give_the_answers_of_one_in_the_same_order() -> None:
     many = list(ChainSuite((TRUTH,)).checks(range(100), seed=3, workers=2))
     one = list(ChainSuite((TRUTH,)).checks(range(100), seed=3))
@@ -237,6 +239,7 @@ def test_several_processes_end_at_once_in_the_middle_of_a_hard_instance() -> Non
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lie", "text"),
     [
