@@ -36,6 +36,8 @@ SHARES: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 def contestants(training: Training, *, inductor: bool) -> Iterator[Contestant | Refusal]:
     """All that can be tried on a model."""
+    dynamo: Any = import_module("torch._dynamo")
+    dynamo.config.recompile_limit = 64  # one class, compiled once for each budget and backend
     yield from _checkpointed(training.model)
     yield from _sequential(training.model)
     yield from _compiled(training.model, "aot_eager")
