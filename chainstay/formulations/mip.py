@@ -7,6 +7,7 @@ from typing import Final
 
 from chainstay.errors import UnknownMethodError
 from chainstay.formulations.chain.claims import claim
+from chainstay.formulations.program_by_highs import solve_by_highs
 from chainstay.formulations.settings import SolverSettings
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
@@ -54,4 +55,4 @@ class MIP(SolverSettings):
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
         """Return the fastest schedule that HiGHS finds; see `SolverSettings`."""
-        return claim(profile, budget, self, hint)
+        return claim(profile, budget, self, hint, solve_by_highs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chainstay.formulations.cpsat.chain_claims import claim
+from chainstay.formulations.chain.claims import claim
+from chainstay.formulations.program_by_cpsat import solve_by_cpsat
 from chainstay.formulations.settings import SolverSettings
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
@@ -43,4 +44,4 @@ class CPSAT(SolverSettings):
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
         """Return the fastest schedule that CP-SAT finds; see `SolverSettings`."""
-        return claim(profile, budget, self, hint)
+        return claim(profile, budget, self, hint, solve_by_cpsat)

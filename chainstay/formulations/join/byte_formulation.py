@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from math import gcd
 from typing import TypeAlias
 
-from chainstay.formulations.join.integer_program import (
+from chainstay.formulations.integer_program import (
     IntegerProgram,
     Key,
     LinearExpression,

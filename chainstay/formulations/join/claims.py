@@ -12,13 +12,13 @@ from chainstay.errors import (
     UnknownMethodError,
 )
 from chainstay.formulations.cpsat.method import CPSAT
+from chainstay.formulations.integer_program import IntegerProgram, SolverAnswer
 from chainstay.formulations.join.byte_formulation import ByteFormulation
-from chainstay.formulations.join.cpsat_backend import solve_by_cpsat
 from chainstay.formulations.join.cut_assignment import CutAssignment
-from chainstay.formulations.join.highs_backend import solve_by_highs
-from chainstay.formulations.join.integer_program import IntegerProgram, SolverAnswer
 from chainstay.formulations.join.slot_formulation import SlotFormulation
 from chainstay.formulations.mip import MIP
+from chainstay.formulations.program_by_cpsat import solve_by_cpsat
+from chainstay.formulations.program_by_highs import solve_by_highs
 from chainstay.formulations.settings import TerminationStatus
 from chainstay.profiles import HomogeneousJoin, Join
 from chainstay.schedule import Discards

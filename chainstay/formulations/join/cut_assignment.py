@@ -22,7 +22,7 @@ from itertools import count
 from math import comb
 
 from chainstay.errors import InvalidProfileError
-from chainstay.formulations.join.integer_program import (
+from chainstay.formulations.integer_program import (
     IntegerProgram,
     Key,
     LinearExpression,

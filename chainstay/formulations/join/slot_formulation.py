@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from chainstay.formulations.join.integer_program import (
+from chainstay.formulations.integer_program import (
     IntegerProgram,
     Key,
     LinearExpression,
