@@ -78,9 +78,9 @@ class LinearExpression:
         """A value that no values of the variables exceed."""
         return self.constant + sum(max(0, n) for n in self.terms.values())
 
-    def at(self, is_on: Callable[[Key], bool]) -> int:
-        """Return the value where these variables are 1."""
-        return self.constant + sum(n for key, n in self.terms.items() if is_on(key))
+    def at(self, on: frozenset[Key]) -> int:
+        """Return the value where the variables `on` are 1, and all others 0."""
+        return self.constant + sum(n for key, n in self.terms.items() if key in on)
 
 
 def sum_of(expressions: Iterable[LinearExpression]) -> LinearExpression:
@@ -208,13 +208,13 @@ class IntegerProgram:
         program.rows = self.rows.copy()
         return program
 
-    def cost(self, is_on: Callable[[Key], bool]) -> int:
-        """Return the objective at these values."""
-        return self.objective.at(is_on) if self.limit is not None else self.peak(is_on)
+    def cost(self, on: frozenset[Key]) -> int:
+        """Return the objective where the variables `on` are 1."""
+        return self.objective.at(on) if self.limit is not None else self.peak(on)
 
-    def peak(self, is_on: Callable[[Key], bool]) -> int:
-        """Return the most memory at these values, in units of size."""
-        return max(row.total.at(is_on) for row in self.rows if row.is_memory)
+    def peak(self, on: frozenset[Key]) -> int:
+        """Return the most memory where the variables `on` are 1, in units of size."""
+        return max(row.total.at(on) for row in self.rows if row.is_memory)
 
     @property
     def least_cost(self) -> int:
@@ -226,27 +226,27 @@ class IntegerProgram:
         """Units that no values exceed in any row of memory."""
         return max(row.total.most for row in self.rows if row.is_memory)
 
-    def is_broken(self, row: Row, is_on: Callable[[Key], bool]) -> bool:
-        """Return whether these values break a row."""
-        total = row.total.at(is_on)
+    def is_broken(self, row: Row, on: frozenset[Key]) -> bool:
+        """Return whether a row is broken where the variables `on` are 1."""
+        total = row.total.at(on)
         if row.is_memory:
             return self.limit is not None and total > self.limit
         return total > 0 or (total < 0 and row.sense is Sense.EQUAL)
 
-    def holds(self, is_on: Callable[[Key], bool]) -> bool:
-        """Return whether these values break no row."""
-        return not any(self.is_broken(row, is_on) for row in self.rows)
+    def holds(self, on: frozenset[Key]) -> bool:
+        """Return whether no row is broken where the variables `on` are 1."""
+        return not any(self.is_broken(row, on) for row in self.rows)
 
-    def overruns(self, is_on: Callable[[Key], bool]) -> Iterator[Row]:
-        """Yield the rows of memory that these values break."""
-        return (row for row in self.rows if row.is_memory and self.is_broken(row, is_on))
+    def overruns(self, on: frozenset[Key]) -> Iterator[Row]:
+        """Yield the rows of memory that are broken where the variables `on` are 1."""
+        return (row for row in self.rows if row.is_memory and self.is_broken(row, on))
 
-    def forbid(self, row: Row, is_on: Callable[[Key], bool]) -> None:
+    def forbid(self, row: Row, on: frozenset[Key]) -> None:
         """Forbid that all variables stay so which make a row of memory too large."""
         change = sum_of(
-            1 - LinearExpression({key: 1}) if is_on(key) else LinearExpression({key: 1})
+            1 - LinearExpression({key: 1}) if key in on else LinearExpression({key: 1})
             for key, n in row.total.terms.items()
-            if (n > 0) == is_on(key)
+            if (n > 0) == (key in on)
         )
         self.at_most("overruns", 1, change)
 

@@ -52,8 +52,8 @@ def cpsat_model(
     if start is not None:
         for key, variable in variables.items():
             value = program.abbreviations.get(key, LinearExpression({key: 1}))
-            model.add_hint(variable, value.at(start.__contains__))
-        model.add(goal <= program.cost(start.__contains__))
+            model.add_hint(variable, value.at(start))
+        model.add(goal <= program.cost(start))
     return model, variables
 
 
@@ -72,5 +72,5 @@ def solve_by_cpsat(
     if outcome.values is None:
         return SolverAnswer(status=outcome.status, bound=bound)
     on = frozenset(key for key in program.variables if outcome.is_on(variables[key]))
-    objective = program.cost(on.__contains__)
+    objective = program.cost(on)
     return SolverAnswer(status=outcome.status, on=on, objective=objective, bound=bound)

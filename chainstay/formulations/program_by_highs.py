@@ -65,7 +65,7 @@ def pyomo_model(program: IntegerProgram) -> Model:
             body = linear(row.total, scale if row.is_memory else 1)
             most = model.memory_limit if row.is_memory else 0
             rows.add(body == 0 if row.sense is Sense.EQUAL else body <= most)
-        elif program.is_broken(row, frozenset[Key]().__contains__):
+        elif program.is_broken(row, frozenset[Key]()):
             rows.add(pyo.Constraint.Infeasible)
     if program.limit is None:
         model.goal = pyo.Objective(expr=model.memory_limit)
@@ -108,7 +108,7 @@ def solve_by_highs(
             return replace(answer, bound=answer.objective)
         if below.on is None:
             return replace(answer, status=TerminationStatus.LIMIT)
-        answer = replace(answer, on=below.on, objective=program.cost(below.on.__contains__))
+        answer = replace(answer, on=below.on, objective=program.cost(below.on))
     return answer
 
 
@@ -130,23 +130,23 @@ def _solved(program: IntegerProgram, limits: Limits, start: frozenset[Key] | Non
         if not outcome.has_values:
             return SolverAnswer(status=outcome.status, bound=bound)
         on = frozenset(key for key, variable in variables.items() if round(variable.value) == 1)
-        broken = list(program.overruns(on.__contains__))
+        broken = list(program.overruns(on))
         if not broken:
-            objective = program.cost(on.__contains__)
+            objective = program.cost(on)
             is_proved = outcome.status is TerminationStatus.OPTIMAL and program.limit is not None
             bound = objective if is_proved else min(bound, objective)
             return SolverAnswer(status=outcome.status, on=on, objective=objective, bound=bound)
         for row in broken:
-            program.forbid(row, on.__contains__)
+            program.forbid(row, on)
         left = deadline - monotonic()
     return SolverAnswer(status=TerminationStatus.LIMIT, bound=program.least_cost)
 
 
 def _without_variables(program: IntegerProgram) -> SolverAnswer:
     on = frozenset[Key]()
-    if not program.holds(on.__contains__):
+    if not program.holds(on):
         return SolverAnswer(status=TerminationStatus.INFEASIBLE)
-    cost = program.cost(on.__contains__)
+    cost = program.cost(on)
     return SolverAnswer(status=TerminationStatus.OPTIMAL, on=on, objective=cost, bound=cost)
 
 

@@ -167,8 +167,8 @@ def test_encoded_schedules_are_decoded_and_counted_to_the_byte(rules: Discards) 
         formulation = build(U_NET, peak, discards=rules)
         on = formulation.encode(schedule)
         assert on is not None
-        assert formulation.program.peak(on.__contains__) * formulation.phases.unit == peak
-        decoded = formulation.decode(on.__contains__)
+        assert formulation.program.peak(on) * formulation.phases.unit == peak
+        decoded = formulation.decode(on)
         assert simulate(U_NET, decoded, discards=rules).peak_bytes <= peak
         assert build(U_NET, peak - 1, discards=rules).encode(schedule) is None
 

@@ -184,8 +184,8 @@ def test_golden_schedules_survive_encoding(golden: GoldenOptions, discards: Disc
     formulation = build(golden.profile, budget, discards=discards, cuts=False)
     if (on := formulation.encode(schedule)) is None:
         return
-    assert formulation.program.peak(on.__contains__) * formulation.phases.unit <= budget
-    replay = simulate(golden.profile, formulation.decode(on.__contains__), discards=discards)
+    assert formulation.program.peak(on) * formulation.phases.unit <= budget
+    replay = simulate(golden.profile, formulation.decode(on), discards=discards)
     assert replay.makespan <= (optimum or 0)  # an option may have been replaced
     assert replay.peak_bytes <= budget
 

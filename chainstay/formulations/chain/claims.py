@@ -42,7 +42,7 @@ def claim(
     found = None
     if answer.on is not None:
         # The program's own count, so that the simulator's replay checks the decoding, too.
-        found = formulation.decode(answer.on.__contains__), formulation.makespan(answer.objective)
+        found = formulation.decode(answer.on), formulation.makespan(answer.objective)
     lower_bound = max(profile.least_time, formulation.makespan(answer.bound))
     return question.claim(answer.status, found, lower_bound)
 

@@ -11,7 +11,7 @@ Whether the program contains a schedule as fast as any depends on the chain:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from chainstay.formulations.chain.constraints import CONSTRAINTS
@@ -64,8 +64,8 @@ class ChainFormulation:
         records = self.phases.records
         return records.least_backward_time + records.time_unit * objective
 
-    def decode(self, is_on: Callable[[Key], bool]) -> Schedule:
-        """Return the schedule in which these variables are 1.
+    def decode(self, on: frozenset[Key]) -> Schedule:
+        """Return the schedule in which the variables `on` are 1.
 
         Discards come as late as the program has them: in free discards right after a
         stage's turn where it says so, otherwise at the end of a phase.
@@ -74,7 +74,7 @@ class ChainFormulation:
         stored, held = {Item("a", 0)}, dict[int, Record]()
         k = len(self.phases.profile) - 1
         while k >= 0:
-            for op, record in self._sweep(k, is_on):
+            for op, record in self._sweep(k, on):
                 ops.append(op)
                 update_stored(stored, op)
                 held |= {op.stage: record} if record else {}
@@ -85,7 +85,7 @@ class ChainFormulation:
             if self.phases.discards is not Discards.TABLE1:
                 # Saved data ("b") goes before what it was made from: a tape never lacks an input.
                 for item in sorted(stored, reverse=True):
-                    if not self._is_kept(item, k, held, is_on):
+                    if not self._is_kept(item, k, held, on):
                         ops.append(item.discard)
                         stored.discard(item)
         return Schedule(tuple(ops))
@@ -101,32 +101,30 @@ class ChainFormulation:
             return None
         on = frozenset(encoder.on)
         on |= frozenset(self.phases.stored_skips(on))
-        return on if self.program.holds(on.__contains__) else None
+        return on if self.program.holds(on) else None
 
-    def _sweep(self, k: int, is_on: Callable[[Key], bool]) -> Iterator[tuple[Op, Record | None]]:
+    def _sweep(self, k: int, on: frozenset[Key]) -> Iterator[tuple[Op, Record | None]]:
         """Yield the forwards of phase k with their records, and the discards between them."""
         records = self.phases.records
         for j in range(k + 1):
             for record in records.starting(j):
-                if is_on(("keep_all", k, *record.key)):
+                if ("keep_all", k, *record.key) in on:
                     yield Op(OpKind.FORWARD_KEEP_ALL, j, option=record.option), record
             for kind, name in FORMS.items():
-                if is_on((name, k, j)):
+                if (name, k, j) in on:
                     yield Op(kind, j), None
-            if is_on(("activation_dropped", k, j)):
+            if ("activation_dropped", k, j) in on:
                 yield Op(OpKind.DISCARD_ACTIVATION, j), None
             for record in records.ending(j - 1):
-                if is_on(("saved_dropped", k, *record.key)):
+                if ("saved_dropped", k, *record.key) in on:
                     yield Op(OpKind.DISCARD_SAVED, record.stage), None
 
-    def _is_kept(
-        self, item: Item, k: int, held: Mapping[int, Record], is_on: Callable[[Key], bool]
-    ) -> bool:
+    def _is_kept(self, item: Item, k: int, held: Mapping[int, Record], on: frozenset[Key]) -> bool:
         """Return whether phase k starts with a stored item."""
         kind, i = item
         if kind == "a":
-            return i == 0 or is_on(("activation_stored", k, i))
-        return is_on(("saved_stored", k, *held[i].key))
+            return i == 0 or ("activation_stored", k, i) in on
+        return ("saved_stored", k, *held[i].key) in on
 
 
 def build(

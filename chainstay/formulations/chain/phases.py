@@ -245,7 +245,7 @@ class Phases:
         for k, j in self.moments:
             for v in self._skips:
                 having = map(self.program.expanded, self.having(k, j, v))
-                if any(is_in.at(on.__contains__) > 0 for is_in in having):
+                if any(is_in.at(on) > 0 for is_in in having):
                     yield "skip_stored", k, j, v
 
     def _turn_memory(self, k: int, j: int) -> LinearExpression:

@@ -122,7 +122,7 @@ def _claim(
     makespan = formulation.time_unit * answer.objective + formulation.fixed_time
     is_proved = answer.status is TerminationStatus.OPTIMAL
     return Claim(
-        schedule=formulation.decode(answer.on.__contains__),
+        schedule=formulation.decode(answer.on),
         makespan=makespan,
         lower_bound=makespan if is_proved else min(bound, makespan),
         family=family,
