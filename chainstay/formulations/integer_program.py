@@ -165,9 +165,11 @@ class IntegerProgram:
         CP-SAT reasons better with a variable for it, HiGHS without.
         """
         if key not in self.abbreviations:
-            self.abbreviations[key] = self.expanded(expression())
-        known = self.abbreviations[key]
-        return LinearExpression({key: 1}) if len(known.terms) > 1 else known
+            known = self.expanded(expression())
+            if len(known.terms) <= 1:
+                return known
+            self.abbreviations[key] = known
+        return LinearExpression({key: 1})
 
     def expanded(self, total: LinearExpression) -> LinearExpression:
         """Return an expression in variables alone."""

@@ -120,10 +120,7 @@ class Phases:
 
     def available(self, k: int, i: int) -> LinearExpression:
         """Return whether ``a^i`` is stored just before stage i's turn in phase k (i > 0)."""
-        return self.program.abbreviation(
-            ("available", k, i),
-            lambda: self.value("activation_stored", k, i) + self.makes_output(k, i - 1),
-        )
+        return self.value("activation_stored", k, i) + self.makes_output(k, i - 1)
 
     def left(self, k: int, i: int) -> LinearExpression:
         """Return whether ``a^i`` is stored when ``B`` of stage k runs (i > 0)."""
