@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chainstay.formulations.cpsat import ortools_backend
+from chainstay.formulations import ortools_backend
 from chainstay.formulations.integer_program import (
     IntegerProgram,
     Key,

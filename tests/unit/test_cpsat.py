@@ -17,11 +17,10 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.formulations import CPSAT, program_by_cpsat
+from chainstay.formulations import CPSAT, ortools_backend, program_by_cpsat
 from chainstay.formulations.chain.claims import minimum_budget
 from chainstay.formulations.chain.formulation import build
-from chainstay.formulations.cpsat import ortools_backend
-from chainstay.formulations.cpsat.ortools_backend import CpSatResult
+from chainstay.formulations.ortools_backend import CpSatResult
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
