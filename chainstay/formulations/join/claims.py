@@ -11,12 +11,11 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.formulations.cpsat.method import CPSAT
 from chainstay.formulations.integer_program import IntegerProgram, SolverAnswer
 from chainstay.formulations.join.byte_formulation import ByteFormulation
 from chainstay.formulations.join.cut_assignment import CutAssignment
 from chainstay.formulations.join.slot_formulation import SlotFormulation
-from chainstay.formulations.mip import MIP
+from chainstay.formulations.methods import CPSAT, MIP
 from chainstay.formulations.program_by_cpsat import solve_by_cpsat
 from chainstay.formulations.program_by_highs import solve_by_highs
 from chainstay.formulations.settings import TerminationStatus
