@@ -1,4 +1,4 @@
-"""The constraint program against the shared optima, exhaustive search, and the MIP."""
+"""The program by CP-SAT against the shared optima, exhaustive search, and HiGHS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from chainstay.dp import DP
 from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.cpsat.chain_claims import minimum_budget
+from chainstay.formulations.chain.claims import minimum_budget
+from chainstay.formulations.program_by_cpsat import solve_by_cpsat
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
@@ -37,7 +38,10 @@ def test_golden_optima(golden: GoldenChain, discards: Discards) -> None:
 @pytest.mark.parametrize("golden", SHORT, ids=lambda golden: golden.name)
 @pytest.mark.parametrize("discards", Discards)
 def test_golden_least_budgets(golden: GoldenChain, discards: Discards) -> None:
-    assert minimum_budget(golden.profile, discards) == golden.min_budget[discards]
+    assert (
+        minimum_budget(golden.profile, CPSAT(discards=discards), solve_by_cpsat)
+        == golden.min_budget[discards]
+    )
 
 
 @settings(max_examples=150)
@@ -55,16 +59,15 @@ def test_optimum_of_small_chains_is_that_of_exhaustive_search(
 def test_least_budget_of_small_chains_is_that_of_exhaustive_search(
     profile: ChainProfile, discards: Discards
 ) -> None:
-    has_exact_least_budget(CPSAT(discards=discards), minimum_budget, profile)
+    has_exact_least_budget(CPSAT(discards=discards), solve_by_cpsat, profile)
 
 
 @settings(max_examples=60)
 @given(small_chains(max_stages=6), RULES, st.integers(-1, 8))
 @pytest.mark.long
-def test_the_two_models_agree_on_every_chain(
+def test_the_two_solvers_agree_on_every_chain(
     profile: ChainProfile, discards: Discards, eighths: int
 ) -> None:
-    """In and out of the domains: the two state the same family of schedules."""
     budget = budget_between(profile, discards, eighths)
     by_mip = answer(MIP(discards=discards), profile, budget)
     assert answer(CPSAT(discards=discards), profile, budget) == by_mip
@@ -100,4 +103,4 @@ def test_twenty_stages_are_proved_in_seconds(seed: int) -> None:
 def test_least_budget_of_huge_chains_is_exact_to_the_byte(
     profile: ChainProfile, discards: Discards
 ) -> None:
-    has_exact_least_budget(CPSAT(discards=discards), minimum_budget, profile)
+    has_exact_least_budget(CPSAT(discards=discards), solve_by_cpsat, profile)

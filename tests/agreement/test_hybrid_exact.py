@@ -9,7 +9,7 @@ import pytest
 
 from chainstay import CPSAT, MIP, InvalidScheduleError, UnknownMethodError, solve_hybrid
 from chainstay.errors import SolverLimitError
-from chainstay.formulations.cpsat import ortools_backend
+from chainstay.formulations import ortools_backend
 from chainstay.formulations.cpsat.hybrid import build
 from chainstay.formulations.cpsat.hybrid_claims import Incumbent
 from chainstay.formulations.cpsat.hybrid_codec import decode, start_from

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from chainstay.formulations import MIP
 from chainstay.formulations.chain.claims import minimum_budget
+from chainstay.formulations.program_by_highs import solve_by_highs
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards
 from chainstay.validation import search
@@ -66,7 +67,10 @@ def test_golden_optima(golden: GoldenChain, discards: Discards) -> None:
 @pytest.mark.parametrize("golden", SHORT, ids=lambda golden: golden.name)
 @pytest.mark.parametrize("discards", Discards)
 def test_golden_least_budgets(golden: GoldenChain, discards: Discards) -> None:
-    assert minimum_budget(golden.profile, discards) == golden.min_budget[discards]
+    assert (
+        minimum_budget(golden.profile, MIP(discards=discards), solve_by_highs)
+        == golden.min_budget[discards]
+    )
 
 
 @settings(max_examples=120)
@@ -87,7 +91,7 @@ def test_optimum_of_small_chains_is_that_of_exhaustive_search(
 def test_least_budget_of_small_chains_is_that_of_exhaustive_search(
     profile: ChainProfile, discards: Discards
 ) -> None:
-    has_exact_least_budget(MIP(discards=discards), minimum_budget, profile)
+    has_exact_least_budget(MIP(discards=discards), solve_by_highs, profile)
 
 
 @pytest.mark.long
@@ -109,7 +113,7 @@ def test_byte_and_nanosecond_sizes_of_real_models_are_exact(times: int) -> None:
         ),
     )
     least = search.least_budget(profile)
-    assert minimum_budget(profile) == least
+    assert minimum_budget(profile, MIP(), solve_by_highs) == least
     peaks = {simulate(profile, search.optimum(profile, least).schedule).peak_bytes}
     for budget in (6 * 10**9, 7 * 10**9, 8 * 10**9):
         if budget > least:
@@ -126,4 +130,4 @@ def test_byte_and_nanosecond_sizes_of_real_models_are_exact(times: int) -> None:
 def test_least_budget_of_huge_chains_is_exact_to_the_byte(
     profile: ChainProfile, discards: Discards
 ) -> None:
-    has_exact_least_budget(MIP(discards=discards), minimum_budget, profile)
+    has_exact_least_budget(MIP(discards=discards), solve_by_highs, profile)

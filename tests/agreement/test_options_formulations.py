@@ -138,7 +138,7 @@ def test_more_chains_are_those_of_exhaustive_search(
 @given(
     profile=chains(max_stages=5, families=OPTION_FAMILIES), rules=RULES, slack=st.integers(-2, 20)
 )
-def test_the_two_models_agree_and_have_all_that_the_dynamic_program_has(
+def test_the_two_solvers_agree_and_have_all_that_the_dynamic_program_has(
     profile: ChainProfile, rules: Discards, slack: int
 ) -> None:
     """Infeasible is never said at the program's least budget or above."""

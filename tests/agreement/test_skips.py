@@ -165,10 +165,12 @@ def test_encoded_schedules_are_decoded_and_counted_to_the_byte(rules: Discards) 
         schedule = DP()(U_NET, budget).schedule
         peak = simulate(U_NET, schedule).peak_bytes
         formulation = build(U_NET, peak, discards=rules)
-        assert formulation.encode(schedule)
-        assert formulation.peak_bytes() == peak
-        assert simulate(U_NET, formulation.decode(), discards=rules).peak_bytes <= peak
-        assert not build(U_NET, peak - 1, discards=rules).encode(schedule)
+        on = formulation.encode(schedule)
+        assert on is not None
+        assert formulation.program.peak(on) * formulation.phases.unit == peak
+        decoded = formulation.decode(on)
+        assert simulate(U_NET, decoded, discards=rules).peak_bytes <= peak
+        assert build(U_NET, peak - 1, discards=rules).encode(schedule) is None
 
 
 def _makespan(method: MIP | CPSAT, profile: ChainProfile, budget: int) -> float:

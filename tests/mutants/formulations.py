@@ -9,14 +9,14 @@ from mutants.mutant import Mutant
 MUTANTS: Final = (
     Mutant(
         "formulations/chain/constraints.py",
-        "return stored == left if phases.discards is Discards.TABLE1 else stored <= left",
+        "return stored.equals(left) if phases.discards is Discards.TABLE1 else stored <= left",
         "return stored <= left",
         "agreement/test_mip_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
         "formulations/chain/constraints.py",
-        ">= phases.used(k, needing),",
-        ">= 0 * phases.used(k, needing),",
+        ">= phases.used(k, needing)",
+        ">= 0 * phases.used(k, needing)",
         "unit/test_formulation_chain.py::"
         "test_without_a_sentence_the_optimum_is_too_good_to_be_true[backward_needs_its_input]",
     ),
@@ -36,39 +36,28 @@ MUTANTS: Final = (
     ),
     Mutant(
         "formulations/chain/formulation.py",
-        "for k in range(j, len(phases.profile))\n    )",
-        "for k in range(j + 1, len(phases.profile))\n    )",
+        "for k in range(j, n)\n    )",
+        "for k in range(j + 1, n)\n    )",
         "agreement/test_mip_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
-        "formulations/chain/formulation.py",
-        "return [row for row in self._memory_rows() if self._bytes(row) > self.budget]",
-        "return [row for row in self._memory_rows() if self._bytes(row) > self.budget + 1]",
+        "formulations/integer_program.py",
+        "return self.limit is not None and total > self.limit",
+        "return self.limit is not None and total > self.limit + 1",
         "unit/test_formulation_mip.py::"
         "test_a_byte_too_little_that_nothing_can_change_is_infeasible[1099511627777]",
     ),
     Mutant(
-        "formulations/cpsat/chain_memory.py",
-        "need = profile.gradient_bytes(end) + profile.gradient_bytes(first)",
-        "need = profile.gradient_bytes(end)",
-        "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
+        "formulations/program_by_cpsat.py",
+        "model.add(variables[key] == linear(expression))",
+        "model.add(variables[key] >= linear(expression))",
+        "unit/test_formulation_programs.py::"
+        "test_an_abbreviation_means_what_it_stands_for[solve_by_cpsat]",
     ),
     Mutant(
-        "formulations/cpsat/chain_memory.py",
-        "self.variables.model.add_implication(literal, is_there)",
-        "self.variables.model.add_implication(is_there, literal)",
-        "agreement/test_skips.py::test_formulations_have_every_optimum_that_is_a_single_sweep",
-    ),
-    Mutant(
-        "formulations/cpsat/chain.py",
-        "for k in range(j, len(variables.profile))",
-        "for k in range(j + 1, len(variables.profile))",
-        "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
-    ),
-    Mutant(
-        "formulations/cpsat/chain_cuts.py",
-        "for record in variables.fitting(k, variables.records.covering(j))\n        )",
-        "for record in variables.fitting(k - 1, variables.records.covering(j))\n        )",
+        "formulations/chain/cuts.py",
+        'phases.total("saved_stored", k - 1, [record]) >= phases.recorded(k, [record])',
+        'phases.total("saved_stored", k - 1, [record]) >= 2 * phases.recorded(k, [record])',
         "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
@@ -102,8 +91,8 @@ MUTANTS: Final = (
         "unit/test_formulation_options.py::test_every_option_has_to_meet_the_conditions",
     ),
     Mutant(
-        "formulations/cpsat/chain_memory.py",
-        "return first * made + (again - first) * (sum(variables.runs(k, j)) - 1)",
+        "formulations/chain/phases.py",
+        "return first * made + (again - first) * (self.runs(k, j) - 1)",
         "return first * made",
         "unit/test_formulation_options.py::"
         "test_what_runs_twice_in_the_first_phase_runs_first_only_once",
@@ -134,9 +123,9 @@ MUTANTS: Final = (
         "agreement/test_hybrid_exact.py::test_one_round_has_what_search_finds_in_it[1]",
     ),
     Mutant(
-        "formulations/join/integer_program.py",
-        "if row.is_memory and self.limit is not None and row.total.at(is_on) > self.limit:",
-        "if row.is_memory and self.limit is not None and row.total.at(is_on) >= self.limit:",
+        "formulations/integer_program.py",
+        "return self.limit is not None and total > self.limit",
+        "return self.limit is not None and total >= self.limit",
         "agreement/test_join.py::test_mip_is_the_optimum[3-1@5]",
     ),
 )

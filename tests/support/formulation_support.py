@@ -1,15 +1,15 @@
-"""What the tests of the two formulations share: chains, and how answers are held to the truth."""
+"""What tests of the formulation share: chains, and how answers are held to the truth."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
 
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations.chain.claims import Solve, minimum_budget
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method
@@ -61,8 +61,6 @@ PAIR = ChainProfile(
 SHORT = [golden for golden in GOLDEN if golden.stages <= 8 and golden.has_small_gradients]
 RULES = st.sampled_from(Discards)
 
-LeastBudget = Callable[[ChainProfile, Discards], int]
-
 
 def certified(profile: ChainProfile, budget: int, claim: Claim) -> int:
     """The claim's makespan, once the simulator agrees with it."""
@@ -101,12 +99,10 @@ def agrees_with_search(
     assert makespan >= optimum.makespan
 
 
-def has_exact_least_budget(
-    method: MIP | CPSAT, least_budget: LeastBudget, profile: ChainProfile
-) -> None:
+def has_exact_least_budget(method: MIP | CPSAT, solve: Solve, profile: ChainProfile) -> None:
     """What fits in it, that a byte less is refused, and that search needs as much."""
     rules = Discards(method.discards)
-    required = least_budget(profile, rules)
+    required = minimum_budget(profile, method, solve)
     least = search.least_budget(profile, discards=rules)
     assert required >= least
     if required > 0:

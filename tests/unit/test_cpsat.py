@@ -1,11 +1,11 @@
-"""The method `CPSAT`: settings, outcomes under limits, hints, families, every sentence."""
+"""The method `CPSAT`: settings, outcomes under limits, hints, families."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,22 +14,19 @@ from chainstay.errors import (
     BackendError,
     CertificateError,
     InvalidProfileError,
-    InvalidScheduleError,
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.formulations import CPSAT
-from chainstay.formulations.cpsat import chain, chain_claims, ortools_backend
-from chainstay.formulations.cpsat.chain_constraints import CONSTRAINTS
-from chainstay.formulations.cpsat.chain_variables import ChainVariables
-from chainstay.formulations.cpsat.ortools_backend import CpSatResult
+from chainstay.formulations import CPSAT, ortools_backend, program_by_cpsat
+from chainstay.formulations.chain.claims import minimum_budget
+from chainstay.formulations.chain.formulation import build
+from chainstay.formulations.ortools_backend import CpSatResult
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
-from chainstay.validation import search
 from chainstay.validation.simulate import simulate
-from formulation_support import BY_NAME, CHAIN, NO_TIME, PAIR, PERIODIC, STAGE
-from golden_chains import GOLDEN, GoldenChain
+from formulation_support import BY_NAME, CHAIN, NO_TIME, PERIODIC
+from golden_chains import GOLDEN
 
 MINUTE = Limits(time_s=60.0)
 
@@ -83,11 +80,14 @@ def test_a_missing_solver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_hint_is_a_cutoff() -> None:
-    program = chain.build(CHAIN, 40, discards=Discards.TABLE1)
-    assert program.start_from(PERIODIC, MINUTE)
-    program.model.maximize(chain._forward_time(program.variables, program.time_unit))
-    outcome = ortools_backend.solve(program.model, MINUTE)
-    assert outcome.objective * program.time_unit == 9 * STAGE.forward_time
+    formulation = build(CHAIN, 40)
+    start = formulation.encode(PERIODIC)
+    assert start is not None
+    model, variables = program_by_cpsat.cpsat_model(formulation.program, start)
+    terms = formulation.program.objective.terms
+    model.maximize(sum(n * variables[key] for key, n in terms.items()))
+    slowest = ortools_backend.solve(model, MINUTE).objective
+    assert slowest == formulation.program.cost(start) == 9
 
 
 @pytest.mark.parametrize(
@@ -99,37 +99,19 @@ def test_a_hint_is_a_cutoff() -> None:
     ],
 )
 def test_a_hint_that_the_model_lacks_does_no_harm(text: str, budget: int) -> None:
-    program = chain.build(CHAIN, budget, discards=Discards.TABLE1)
-    assert not program.start_from(Schedule.parse(text), MINUTE)
+    assert build(CHAIN, budget).encode(Schedule.parse(text)) is None
     hinted = CPSAT()(CHAIN, budget, hint=Schedule.parse(text))
     assert hinted.makespan == CPSAT()(CHAIN, budget).makespan
 
 
-@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
-@pytest.mark.parametrize("discards", Discards)
-def test_golden_optima_are_hints_or_nothing(golden: GoldenChain, discards: Discards) -> None:
-    """Encoded and decoded, an optimum that the model has is still valid and as fast."""
-    schedule = golden.schedules.get(discards)
-    if schedule is None:
-        return
-    program = chain.build(golden.profile, golden.budget, discards=discards, cuts=False)
-    if not program.start_from(schedule, MINUTE):
-        return
-    outcome = ortools_backend.solve(program.model, MINUTE, only_the_hint=True)
-    replay = simulate(golden.profile, program.decode(outcome), discards=discards)
-    assert replay.peak_bytes <= golden.budget
-    assert replay.makespan == golden.optimum[discards]
-
-
-def test_most_golden_optima_are_in_the_model() -> None:
+def test_most_golden_optima_are_in_the_program() -> None:
     """Free optima of the search lean on odd orders; those of Table 1 seldom do."""
-    known = 0
-    for golden in GOLDEN:
-        schedule = golden.schedules.get("persistent")
-        if schedule is not None:
-            program = chain.build(golden.profile, golden.budget, discards=Discards.TABLE1)
-            known += program.start_from(schedule, MINUTE)
-    assert known >= 30
+    found = [
+        build(golden.profile, golden.budget).encode(schedule)
+        for golden in GOLDEN
+        if (schedule := golden.schedules.get("persistent")) is not None
+    ]
+    assert len(found) - found.count(None) >= 30
 
 
 @pytest.mark.parametrize("name", ["table2@9000", "K4_orphaned_tape_trick@9"])
@@ -138,8 +120,7 @@ def test_free_discards_in_mid_sweep_are_encoded(name: str) -> None:
     golden = BY_NAME[name]
     schedule = golden.schedules["free"]
     assert schedule is not None
-    program = chain.build(golden.profile, golden.budget, discards=Discards.FREE)
-    assert program.start_from(schedule, MINUTE)
+    assert build(golden.profile, golden.budget, discards="free").encode(schedule) is not None
 
 
 def test_without_time_the_hint_comes_back() -> None:
@@ -151,28 +132,33 @@ def test_without_time_the_hint_comes_back() -> None:
 
 def test_least_budget_that_no_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SolverLimitError, match="6-stage chain is not known after 1e-09 s"):
-        chain_claims.minimum_budget(CHAIN, limits=Limits(time_s=NO_TIME))
+        minimum_budget(CHAIN, CPSAT(time_limit_s=NO_TIME), program_by_cpsat.solve_by_cpsat)
     outcomes = iter(
         [
             CpSatResult(status=TerminationStatus.INFEASIBLE),
             CpSatResult(status=TerminationStatus.LIMIT),
         ]
     )
-    monkeypatch.setattr(chain_claims, "solve", lambda *_: next(outcomes))
+    monkeypatch.setattr(ortools_backend, "solve", lambda *_: next(outcomes))
     with pytest.raises(SolverLimitError, match="nothing fits in 5 bytes, and the least"):
         CPSAT()(CHAIN, 5)
 
 
 def test_least_budget_that_is_known_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = CpSatResult(status=TerminationStatus.LIMIT, values=(), objective=30, bound=20)
-    monkeypatch.setattr(chain_claims, "solve", lambda *_: late)
-    with pytest.raises(SolverLimitError, match="is at most 30 bytes after 60 s"):
-        chain_claims.minimum_budget(CHAIN)
+    solve = ortools_backend.solve
+    least = minimum_budget(CHAIN, CPSAT(), program_by_cpsat.solve_by_cpsat)
+
+    def late(model: ortools_backend.Model, limits: Limits) -> CpSatResult:
+        return replace(solve(model, limits), status=TerminationStatus.LIMIT)
+
+    monkeypatch.setattr(ortools_backend, "solve", late)
+    with pytest.raises(SolverLimitError, match=f"is at most {least} bytes after 60 s"):
+        minimum_budget(CHAIN, CPSAT(), program_by_cpsat.solve_by_cpsat)
 
 
 def test_a_solver_that_denies_its_start_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        chain_claims, "solve", lambda *_: CpSatResult(status=TerminationStatus.INFEASIBLE)
+        ortools_backend, "solve", lambda *_: CpSatResult(status=TerminationStatus.INFEASIBLE)
     )
     denial = r"cpsat \(60 s, table1\) says that nothing fits, and had accepted a schedule of 132 ns"
     with pytest.raises(CertificateError, match=denial) as caught:
@@ -184,7 +170,7 @@ def test_a_bound_without_schedule_counts_backwards_and_units(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        chain_claims, "solve", lambda *_: CpSatResult(status=TerminationStatus.LIMIT, bound=8)
+        ortools_backend, "solve", lambda *_: CpSatResult(status=TerminationStatus.LIMIT, bound=8)
     )
     with pytest.raises(SolverLimitError, match="nor a proof") as caught:
         CPSAT()(CHAIN, 28)
@@ -205,38 +191,3 @@ def test_sums_beyond_exact_floats_are_refused() -> None:
         InvalidProfileError, match=r"exact up to 2\*\*53; measure in coarser units, or use"
     ):
         CPSAT()(profile, 10**15)
-
-
-@pytest.mark.parametrize("sentence", CONSTRAINTS, ids=lambda sentence: sentence.__name__)
-def test_without_a_sentence_an_answer_is_wrong(
-    sentence: Callable[[ChainVariables], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rest = tuple(other for other in CONSTRAINTS if other is not sentence)
-    golden = BY_NAME["partition_1_1@3"]
-    chosen = golden.profile, golden.budget, Discards.TAPE
-    if sentence.__name__ == "records_of_several_stages_are_closed":
-        chosen = PAIR, 21, Discards.TABLE1
-    profile, budget, discards = chosen
-    true = search.optimum(profile, budget, discards=discards).makespan
-    assert _answer(*chosen) == (true, budget, "")
-    monkeypatch.setattr(chain, "CONSTRAINTS", rest)
-    makespan, _, refusal = _answer(*chosen)
-    assert refusal or makespan < true
-
-
-def test_without_a_limit_on_memory_it_overruns(monkeypatch: pytest.MonkeyPatch) -> None:
-    golden = BY_NAME["partition_1_1@3"]
-    monkeypatch.setattr(chain, "limit_memory", lambda *_, **__: None)
-    _, peak, _ = _answer(golden.profile, golden.budget, Discards.TAPE)
-    assert peak > golden.budget
-
-
-def _answer(profile: ChainProfile, budget: int, discards: Discards) -> tuple[int, int, str]:
-    """Makespan and peak of what the model without cuts finds, or why it is invalid."""
-    program = chain.build(profile, budget, discards=discards, cuts=False)
-    schedule = program.decode(ortools_backend.solve(program.model, MINUTE))
-    try:
-        replay = simulate(profile, schedule, discards=discards)
-    except InvalidScheduleError as error:
-        return 0, 0, error.reason
-    return replay.makespan, replay.peak_bytes, ""

@@ -12,7 +12,7 @@ from chainstay.errors import (
     InvalidScheduleError,
     SolverLimitError,
 )
-from chainstay.formulations.claim_builder import ClaimBuilder
+from chainstay.formulations.chain.claim_builder import ClaimBuilder
 from chainstay.formulations.settings import TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule

@@ -16,11 +16,11 @@ from chainstay.formulations.cpsat import hybrid as cpsat_hybrid
 from chainstay.formulations.cpsat import hybrid_claims
 from chainstay.formulations.cpsat import offload as cpsat_offload
 from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
-from chainstay.formulations.cpsat.ortools_backend import CpSatResult as CPOutcome
 from chainstay.formulations.highs_backend import HighsResult
 from chainstay.formulations.offload import claims as offload_claims
 from chainstay.formulations.offload import formulation as offload
 from chainstay.formulations.offload import interruptible
+from chainstay.formulations.ortools_backend import CpSatResult as CPOutcome
 from chainstay.formulations.settings import TerminationStatus
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import OffloadClaim, OffloadProblem

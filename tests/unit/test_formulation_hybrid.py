@@ -6,7 +6,7 @@ import pytest
 
 from chainstay.formulations.cpsat import hybrid
 from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
-from chainstay.formulations.cpsat.ortools_backend import solve
+from chainstay.formulations.ortools_backend import solve
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.timetable import Time

@@ -17,6 +17,7 @@ from chainstay.formulations import MIP
 from chainstay.formulations import highs_backend as backends
 from chainstay.formulations.chain import claims
 from chainstay.formulations.highs_backend import HighsResult
+from chainstay.formulations.program_by_highs import solve_by_highs
 from chainstay.formulations.pyomo_types import Model, pyo
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
@@ -58,7 +59,7 @@ def test_a_hint_outside_the_model_comes_back_when_there_is_nothing_better() -> N
 
 def test_least_budget_that_no_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SolverLimitError, match="6-stage chain is not known after 1e-09 s"):
-        claims.minimum_budget(CHAIN, limits=Limits(time_s=NO_TIME))
+        claims.minimum_budget(CHAIN, MIP(time_limit_s=NO_TIME), solve_by_highs)
     infeasible = HighsResult(status=TerminationStatus.INFEASIBLE, has_values=False, bound=0.0)
     late = HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=0.0)
     outcomes = iter([infeasible, late])
@@ -158,15 +159,15 @@ def test_a_least_budget_is_looked_for_below_what_a_loose_bound_leaves_open(
         answers.append(outcome.status)
         return outcome
 
-    least = claims.minimum_budget(CHAIN)
+    least = claims.minimum_budget(CHAIN, MIP(), solve_by_highs)
     monkeypatch.setattr(backends, "solve", loose)
-    assert claims.minimum_budget(CHAIN) == least
+    assert claims.minimum_budget(CHAIN, MIP(), solve_by_highs) == least
     assert answers[-1] is TerminationStatus.INFEASIBLE
     assert len(answers) > 2
 
 
 def test_a_least_budget_that_time_ran_out_to_prove(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve, least = backends.solve, claims.minimum_budget(CHAIN)
+    solve, least = backends.solve, claims.minimum_budget(CHAIN, MIP(), solve_by_highs)
     late = HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=0.0)
     outcomes = iter([None, late])
 
@@ -175,7 +176,7 @@ def test_a_least_budget_that_time_ran_out_to_prove(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(backends, "solve", slow)
     with pytest.raises(SolverLimitError, match=f"is at most {least} bytes after 60 s"):
-        claims.minimum_budget(CHAIN)
+        claims.minimum_budget(CHAIN, MIP(), solve_by_highs)
 
 
 def test_rules_other_than_table1_are_named_when_nothing_fits() -> None:

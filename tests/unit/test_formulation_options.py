@@ -9,16 +9,13 @@ import pytest
 
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
 from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.chain import formulation as pyomo_chain
 from chainstay.formulations.chain.exactness_conditions import (
     may_discard_in_a_phase,
     may_record_and_rerun,
 )
+from chainstay.formulations.chain.formulation import build
 from chainstay.formulations.chain.records import Records
-from chainstay.formulations.cpsat import chain as cpsat_chain
-from chainstay.formulations.cpsat import ortools_backend
 from chainstay.formulations.memory_units import enough_bytes, most_bytes, size_divisor
-from chainstay.formulations.settings import Limits
 from chainstay.problems.exactness import is_complete
 from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
@@ -179,32 +176,24 @@ def test_every_option_has_to_meet_the_conditions(change: dict[str, Any], rules: 
 
 @pytest.mark.parametrize("golden", ALL, ids=lambda golden: golden.name)
 @pytest.mark.parametrize("discards", Discards)
-def test_golden_schedules_survive_both_programs(golden: GoldenOptions, discards: Discards) -> None:
+def test_golden_schedules_survive_encoding(golden: GoldenOptions, discards: Discards) -> None:
     schedule = golden.schedules[discards]
     if schedule is None:
         return
     optimum, budget = golden.optimum[discards], golden.budget
-    found = []
-    model = pyomo_chain.build(golden.profile, budget, discards=discards, cuts=False)
-    if model.encode(schedule):
-        found.append(model.decode())
-        assert model.peak_bytes() <= budget
-    program = cpsat_chain.build(golden.profile, budget, discards=discards, cuts=False)
-    if program.start_from(schedule, Limits(time_s=60)):
-        outcome = ortools_backend.solve(program.model, Limits(time_s=60), only_the_hint=True)
-        found.append(program.decode(outcome))
-    for decoded in found:
-        replay = simulate(golden.profile, decoded, discards=discards)
-        assert replay.makespan <= (optimum or 0)  # an option may have been replaced
-        assert replay.peak_bytes <= budget
+    formulation = build(golden.profile, budget, discards=discards, cuts=False)
+    if (on := formulation.encode(schedule)) is None:
+        return
+    assert formulation.program.peak(on) * formulation.phases.unit <= budget
+    replay = simulate(golden.profile, formulation.decode(on), discards=discards)
+    assert replay.makespan <= (optimum or 0)  # an option may have been replaced
+    assert replay.peak_bytes <= budget
 
 
-def test_witnesses_of_the_recursion_are_in_both_programs() -> None:
+def test_witnesses_of_the_recursion_are_in_the_program() -> None:
     for golden in ALL:
         if schedule := golden.recursion_schedule:
-            assert pyomo_chain.build(golden.profile, golden.budget).encode(schedule)
-            program = cpsat_chain.build(golden.profile, golden.budget, discards=TABLE1)
-            assert program.start_from(schedule, Limits(time_s=60))
+            assert build(golden.profile, golden.budget).encode(schedule)
 
 
 def test_makespans_of_hints_are_those_of_the_simulator() -> None:
@@ -283,7 +272,6 @@ def test_what_runs_twice_in_the_first_phase_runs_first_only_once(
 
 def test_a_size_that_nothing_can_have_costs_no_accuracy() -> None:
     huge = chain_of(STAGE, saved_bytes=2**48)
-    model = pyomo_chain.build(huge, 30)
-    assert model.phases.unit == 1
-    assert model.phases.ceiling == 31
+    phases = build(huge, 30).phases
+    assert (phases.unit, phases.ceiling) == (1, 31)
     assert MIP()(huge, 30).makespan == MIP()(chain_of(STAGE, saved_bytes=40), 30).makespan

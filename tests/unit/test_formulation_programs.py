@@ -1,4 +1,4 @@
-"""Integer programs of joins: both solvers say the same, exactly, of programs stated by hand."""
+"""Integer programs: both solvers say the same, exactly, of programs stated by hand."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 
 from chainstay.errors import SolverLimitError
 from chainstay.formulations import MIP
-from chainstay.formulations.join import claims
-from chainstay.formulations.join.claims import claim_by_phases
-from chainstay.formulations.join.cpsat_backend import solve_by_cpsat
-from chainstay.formulations.join.highs_backend import pyomo_model, solve_by_highs
-from chainstay.formulations.join.integer_program import (
+from chainstay.formulations.integer_program import (
     IntegerProgram,
     Key,
     LinearExpression,
     SolverAnswer,
 )
+from chainstay.formulations.join import claims
+from chainstay.formulations.join.claims import claim_by_phases
+from chainstay.formulations.program_by_cpsat import solve_by_cpsat
+from chainstay.formulations.program_by_highs import pyomo_model, solve_by_highs
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import JoinProfile
 
-Solve: TypeAlias = Callable[[IntegerProgram, Limits], SolverAnswer]
+Solve: TypeAlias = Callable[..., SolverAnswer]
 
 LIMITS = Limits(time_s=20)
 SOLVERS = pytest.mark.parametrize("solve", [solve_by_highs, solve_by_cpsat])
@@ -41,7 +41,7 @@ def test_memory_is_kept_to_the_byte(solve: Solve) -> None:
     assert answer.status is TerminationStatus.OPTIMAL
     assert answer.on == frozenset[Key]({("large",)})
     assert (answer.objective, answer.bound) == (4, 4)
-    assert not list(program.overruns(answer.on.__contains__))
+    assert not list(program.overruns(answer.on))
 
 
 @SOLVERS
@@ -91,8 +91,25 @@ def test_a_row_of_constants_may_be_impossible(solve: Solve, *, is_memory: bool) 
 def test_without_time_nothing_is_said() -> None:
     program = IntegerProgram(5)
     program.objective = program.binary("any")
-    with pytest.raises(SolverLimitError, match="found nothing in time that keeps the budget"):
-        solve_by_highs(program, replace(LIMITS, time_s=0.0))
+    answer = solve_by_highs(program, replace(LIMITS, time_s=0.0))
+    assert (answer.status, answer.on, answer.bound) == (TerminationStatus.LIMIT, None, 0)
+
+
+@SOLVERS
+def test_an_abbreviation_means_what_it_stands_for(solve: Solve) -> None:
+    """The other two are on where the sum of both is 1, in rows and in the start alike."""
+    program = IntegerProgram(9)
+    one, other = program.binary("one"), program.binary("other")
+    either = program.abbreviation(("either",), lambda: one + other)
+    assert program.abbreviation(("alone",), lambda: one) == one
+    program.state("needed", [either >= 1])
+    program.fits("memory", 9 * either)
+    program.objective = program.expanded(5 * either + 2 * other)
+    assert program.objective.terms == {("one",): 5, ("other",): 7}
+    start = frozenset[Key]({("other",)})
+    assert program.holds(start)
+    answer = solve(program, LIMITS, start)
+    assert (answer.on, answer.objective) == (frozenset[Key]({("one",)}), 5)
 
 
 def test_nothing_fits_and_the_least_budget_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

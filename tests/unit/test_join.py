@@ -38,7 +38,7 @@ from chainstay.dp.join.half_sums import half_sums
 from chainstay.dp.join.kernels import relax_by_loop, relax_by_slices
 from chainstay.dp.join.sizes import in_units
 from chainstay.formulations.join.claims import build
-from chainstay.formulations.join.highs_backend import pyomo_model
+from chainstay.formulations.program_by_highs import pyomo_model
 from chainstay.profiles import Join, SharedGradient, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Scope

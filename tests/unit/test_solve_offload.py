@@ -23,8 +23,7 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.cpsat import ortools_backend
+from chainstay.formulations import CPSAT, MIP, ortools_backend
 from chainstay.formulations.settings import TerminationStatus
 from chainstay.problems.offload import OffloadClaim, OffloadProblem, OffloadSolution
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage

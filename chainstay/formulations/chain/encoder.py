@@ -1,4 +1,4 @@
-"""Writes a schedule into the variables of the model by phases, operation by operation."""
+"""Writes a schedule into the variables of the program by phases, operation by operation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from chainstay.formulations.chain.phases import Phases
 from chainstay.formulations.chain.records import Record
+from chainstay.formulations.integer_program import Key
 from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
 FORMS: Final = {
@@ -27,6 +28,7 @@ class Encoder:
         has_started: Whether an operation other than a discard was written in this phase.
         stored: The items that are stored.
         records: The record of each stage that was recorded.
+        on: The variables that are 1 so far.
     """
 
     phases: Phases
@@ -35,6 +37,7 @@ class Encoder:
     has_started: bool = True
     stored: set[Item] = field(default_factory=lambda: {Item("a", 0)})
     records: dict[int, Record] = field(default_factory=dict)
+    on: set[Key] = field(default_factory=set)
 
     def write(self, schedule: Schedule) -> bool:
         """Write `schedule`; return whether it is complete and every operation has a variable."""
@@ -103,8 +106,6 @@ class Encoder:
         return record is not None and self._set("saved_dropped", *record.key)
 
     def _set(self, name: str, *index: int) -> bool:
-        variable = self.phases.model.component(name)
-        if (self.phase, *index) not in variable:
-            return False
-        variable[(self.phase, *index)].set_value(1)
-        return True
+        key: Key = (name, self.phase, *index)
+        self.on.add(key)
+        return key in self.phases.program.variables

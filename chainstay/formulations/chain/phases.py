@@ -36,7 +36,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chainstay.formulations.chain.records import Record, Records
-from chainstay.formulations.pyomo_types import Constraint, Expression, Model, Relation, pyo
+from chainstay.formulations.integer_program import (
+    IntegerProgram,
+    Key,
+    LinearExpression,
+    sum_of,
+)
 from chainstay.profiles import ChainProfile, RunCost, Skip
 from chainstay.schedule import Discards
 
@@ -44,10 +49,10 @@ from chainstay.schedule import Discards
 class StoredExpressions(NamedTuple):
     """Expressions for whether ``a^i`` (by index) and records are in memory at some moment."""
 
-    activations: Mapping[int, Expression]
-    saved: Mapping[Record, Expression]
+    activations: Mapping[int, LinearExpression]
+    saved: Mapping[Record, LinearExpression]
 
-    def having(self, skip: Skip) -> list[Expression]:
+    def having(self, skip: Skip) -> list[LinearExpression]:
         """Return the expressions of what `skip` is part of; saved data have their output."""
         activations = [is_in for i, is_in in self.activations.items() if i in skip.states]
         return activations + [
@@ -57,45 +62,30 @@ class StoredExpressions(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """The Pyomo model's variables, and the linear expressions that the constraints use.
+    """The program's variables, and the linear expressions that the constraints use.
 
     Attributes:
-        model: Owner of the variables.
+        program: Owner of the variables.
         records: The records that there may be, and their chain.
         discards: The rules for discards.
-        unit: Bytes per unit of the memory rows; see `memory_unit`.
-        ceiling: Bytes that nothing may have. What is larger counts as this, since numbers
+        unit: Bytes per unit of memory: the greatest common divisor of all sizes.
+        ceiling: Units that nothing may have. What is larger counts as this, since numbers
             of unlike sizes are what solvers are wrong about.
         reruns: Whether a stage may be recorded and then run again in one phase.
         drops: Whether discards may come in the middle of a phase.
     """
 
-    model: Model
+    program: IntegerProgram
     records: Records
     discards: Discards
-    unit: float
+    unit: int
     ceiling: int
     reruns: bool
     drops: bool
 
     def __post_init__(self) -> None:
-        n, model = len(self.profile), self.model
-        turns = [(k, j) for k in reversed(range(n)) for j in range(k + 1)]
-        starts = [(k, i) for k, i in turns if k < n - 1]
-        for name, index in (
-            ("keep_all", [(k, *r.key) for k, r in self._fitting(turns) if self._is_made(k, r)]),
-            ("keep_input", [(k, j) for k, j in turns if j < k]),
-            ("drop_input", [(k, j) for k, j in turns if 0 < j < k]),
-            ("activation_stored", [(k, i) for k, i in starts if i > 0]),
-            ("saved_stored", [(k, *r.key) for k, r in self._fitting(starts)]),
-            ("activation_dropped", [(k, i) for k, i in turns if self.drops and i > 0]),
-            (
-                "saved_dropped",
-                [(k, *r.key) for k, r in self._fitting(turns) if self.drops and r.last < k],
-            ),
-            ("skip_stored", [(k, j, v) for k, j in self.moments for v in self._skips]),
-        ):
-            model.add_component(name, pyo.Var(index, domain=pyo.Binary))
+        for name, index in self._indices():
+            self.program.binary(name, *index)
 
     @property
     def profile(self) -> ChainProfile:
@@ -112,65 +102,71 @@ class Phases:
         """All turns, and (k, k + 1) for the backward that ends phase k, in the order of time."""
         return [(k, j) for k in reversed(range(len(self.profile))) for j in range(k + 2)]
 
-    def value(self, name: str, *index: int) -> Expression:
-        """Return the variable `name` at an index, or 0 where the model has none."""
-        variable = self.model.component(name)
-        return variable[index] if index in variable else 0  # noqa: SIM401  # it has no get
+    def value(self, name: str, *index: int) -> LinearExpression:
+        """Return the variable `name` at an index, or 0 where there is none."""
+        return self.program.value(name, *index)
 
-    def total(self, name: str, k: int, records: Iterable[Record]) -> Expression:
+    def total(self, name: str, k: int, records: Iterable[Record]) -> LinearExpression:
         """Return whether the variable `name` is on in phase k for one of some records."""
-        return sum(self.value(name, k, *record.key) for record in records)
+        return sum_of(self.value(name, k, *record.key) for record in records)
 
-    def makes_output(self, k: int, j: int) -> Expression:
+    def makes_output(self, k: int, j: int) -> LinearExpression:
         """Return whether phase k makes ``a^{j+1}`` by itself: ``Fc`` or ``Fn`` of stage j."""
         return self.value("keep_input", k, j) + self.value("drop_input", k, j)
 
-    def runs(self, k: int, j: int) -> Expression:
+    def runs(self, k: int, j: int) -> LinearExpression:
         """Return whether stage j runs forward in phase k, alone or with others."""
         return self.total("keep_all", k, self.records.covering(j)) + self.makes_output(k, j)
 
-    def available(self, k: int, i: int) -> Expression:
+    def available(self, k: int, i: int) -> LinearExpression:
         """Return whether ``a^i`` is stored just before stage i's turn in phase k (i > 0)."""
         return self.value("activation_stored", k, i) + self.makes_output(k, i - 1)
 
-    def left(self, k: int, i: int) -> Expression:
+    def left(self, k: int, i: int) -> LinearExpression:
         """Return whether ``a^i`` is stored when ``B`` of stage k runs (i > 0)."""
-        gone = self.value("drop_input", k, i) + self.value("activation_dropped", k, i)
-        return self.available(k, i) - gone
+        return self.program.abbreviation(
+            ("left", k, i),
+            lambda: (
+                self.available(k, i)
+                - self.value("drop_input", k, i)
+                - self.value("activation_dropped", k, i)
+            ),
+        )
 
-    def recorded(self, k: int, records: Iterable[Record]) -> Expression:
+    def recorded(self, k: int, records: Iterable[Record]) -> LinearExpression:
         """Return whether one of some records is stored right after its first stage's turn."""
-        return sum(
-            self.value("saved_stored", k, *record.key) + self.value("keep_all", k, *record.key)
-            for record in records
+        return sum_of(self._recorded(k, record.key) for record in records)
+
+    def _recorded(self, k: int, key: tuple[int, int]) -> LinearExpression:
+        return self.program.abbreviation(
+            ("recorded", k, *key),
+            lambda: self.value("saved_stored", k, *key) + self.value("keep_all", k, *key),
         )
 
-    def saved_left(self, k: int, records: Iterable[Record]) -> Expression:
+    def saved_left(self, k: int, records: Iterable[Record]) -> LinearExpression:
         """Return whether one of some records is stored when ``B`` of stage k runs."""
-        return sum(
-            self.recorded(k, [record]) - self.value("saved_dropped", k, *record.key)
-            for record in records
-        )
+        chosen = tuple(records)
+        return self.recorded(k, chosen) - self.total("saved_dropped", k, chosen)
 
-    def is_joined(self, k: int) -> Expression:
+    def is_joined(self, k: int) -> LinearExpression:
         """Return whether no phase k happens: a record of stage k and the next ended it before."""
-        return sum(self.saved_left(record.last, [record]) for record in self.records.crossing(k))
+        return sum_of(self.saved_left(record.last, [record]) for record in self.records.crossing(k))
 
-    def used(self, k: int, records: Iterable[Record]) -> Expression:
+    def used(self, k: int, records: Iterable[Record]) -> LinearExpression:
         """Return whether ``B`` at the end of phase k uses one of some records."""
         chosen = tuple(records)
         is_certain = chosen == self.records.ending(k) and not self.records.crossing(k)
-        return 1 if is_certain else self.saved_left(k, chosen)
+        return LinearExpression() + 1 if is_certain else self.saved_left(k, chosen)
 
-    def kept_cost(self, k: int, j: int, quantity: Callable[[RunCost], float]) -> Expression:
+    def kept_cost(self, k: int, j: int, quantity: Callable[[RunCost], int]) -> LinearExpression:
         """Return a quantity of ``Fa`` of stage j in phase k, 0 if there is none."""
-        return sum(
+        return sum_of(
             quantity(record.costs.run(first=self._is_first(k)))
             * self.value("keep_all", k, *record.key)
             for record in self.records.starting(j)
         )
 
-    def dropped_cost(self, k: int, j: int, quantity: Callable[[RunCost], float]) -> Expression:
+    def dropped_cost(self, k: int, j: int, quantity: Callable[[RunCost], int]) -> LinearExpression:
         """Return a quantity of ``Fc`` or ``Fn`` of stage j in phase k, 0 if there is none.
 
         The first phase runs every stage once, and twice where ``Fa`` comes before.
@@ -179,15 +175,9 @@ class Phases:
         first, again = map(quantity, stage.dropped_runs)
         if not self._is_first(k) or j == k:
             return again * made
-        second = (again - first) * (self.runs(k, j) - 1) if again != first else 0
-        return first * made + second
+        return first * made + (again - first) * (self.runs(k, j) - 1)
 
-    def indexed(self, rows: Iterable[tuple[tuple[int, ...], Relation]]) -> Constraint:
-        """Return a constraint with one row per ``(index, relation)``."""
-        table = dict(rows)
-        return pyo.Constraint(list(table), rule=lambda _, *index: table[index])
-
-    def forward_memory(self, k: int, j: int) -> Expression:
+    def forward_memory(self, k: int, j: int) -> LinearExpression:
         r"""Return the memory in phase k while stage j runs forward, in units.
 
         .. math:: turn_j + a^{j+1}\,made + o_f^j\,runs
@@ -202,14 +192,14 @@ class Phases:
             + (overhead if self.reruns else self.kept_cost(k, j, self._overhead) + overhead)
         )
 
-    def recording_memory(self, k: int, j: int) -> Expression:
+    def recording_memory(self, k: int, j: int) -> LinearExpression:
         r"""Return the memory in phase k while stage j is recorded, in units.
 
         .. math:: turn_j + o_f^j\,kept
         """
         return self._turn_memory(k, j) + self.kept_cost(k, j, self._overhead)
 
-    def _overhead(self, run: RunCost) -> float:
+    def _overhead(self, run: RunCost) -> int:
         return self._units(run.overhead_bytes)
 
     def stored(self, k: int, j: int) -> StoredExpressions:
@@ -223,7 +213,7 @@ class Phases:
         one says whether it is left, and the first one whether it is recorded.
         """
         done = j if j <= k else k + 2
-        activations: dict[int, Expression] = {0: 1}
+        activations = {0: LinearExpression() + 1}
         for i in range(1, k + 1):
             if i < done:
                 activations[i] = self.left(k, i)
@@ -231,7 +221,7 @@ class Phases:
                 activations[i] = self.available(k, i)
             else:
                 activations[i] = self.value("activation_stored", k, i)
-        saved: dict[Record, Expression] = {}
+        saved: dict[Record, LinearExpression] = {}
         for record in (candidate for candidate in self.records.all if candidate.last <= k):
             if record.last < done - 1:
                 saved[record] = self.saved_left(k, [record])
@@ -241,19 +231,21 @@ class Phases:
                 saved[record] = self.value("saved_stored", k, *record.key)
         return StoredExpressions(activations, saved)
 
-    def having(self, k: int, j: int, v: int) -> list[Expression]:
+    def having(self, k: int, j: int, v: int) -> list[LinearExpression]:
         """Return what is in memory at a moment of phase k, or made by stage j, and has skip v."""
         skip = self.profile.skips[v]
         made = [self.makes_output(k, j)] if j + 1 in skip.states else []
-        candidates = self.stored(k, j).having(skip) + made
-        return [is_in for is_in in candidates if not (isinstance(is_in, int) and is_in == 0)]
+        return self.stored(k, j).having(skip) + made
 
-    def settle_skips(self) -> None:
-        """Set ``skip_stored`` to what follows from the values of the other variables, 0 and 1."""
-        for (k, j, v), variable in self.model.skip_stored.items():
-            variable.set_value(max(map(pyo.value, self.having(k, j, v)), default=0))
+    def stored_skips(self, on: frozenset[Key]) -> Iterator[Key]:
+        """Yield the variables ``skip_stored`` that are 1 where these others are."""
+        for k, j in self.moments:
+            for v in self._skips:
+                having = map(self.program.expanded, self.having(k, j, v))
+                if any(is_in.at(on) > 0 for is_in in having):
+                    yield "skip_stored", k, j, v
 
-    def _turn_memory(self, k: int, j: int) -> Expression:
+    def _turn_memory(self, k: int, j: int) -> LinearExpression:
         r"""Return the memory at stage j's turn without overhead and new ``a^{j+1}``, in units.
 
         .. math:: δ^{k+1} + \sum stored_j + \sum_v skip_v\,stored
@@ -261,7 +253,7 @@ class Phases:
         gradient = self._units(self.profile.gradient_bytes(k + 1)) * (1 - self.is_joined(k))
         return gradient + self._in_use(k, j)
 
-    def backward_memory(self, k: int) -> Expression:
+    def backward_memory(self, k: int) -> LinearExpression:
         r"""Return the memory while ``B`` runs that takes the gradient of phase k, in units.
 
         .. math:: |δ^{k+1} \cup δ^s| + a^0 + \sum_{0<i \le k} a^i\,left
@@ -271,12 +263,11 @@ class Phases:
         """
         needs = {record: self._backward_bytes(record) for record in self.records.ending(k)}
         least = min(needs.values())
-        more = (
+        more = sum_of(
             self._units(need - least) * self.saved_left(k, [record])
             for record, need in needs.items()
-            if need > least
         )
-        return self._units(least) * (1 - self.is_joined(k)) + sum(more) + self._in_use(k, k + 1)
+        return self._units(least) * (1 - self.is_joined(k)) + more + self._in_use(k, k + 1)
 
     def _backward_bytes(self, record: Record) -> int:
         """Return the bytes of gradients and overhead while ``B`` of a record runs."""
@@ -287,7 +278,7 @@ class Phases:
         gradients = self.profile.gradient_bytes(s) + self.profile.gradient_bytes(t)
         return gradients - sum(passed_on) + record.costs.backward_overhead_bytes
 
-    def _in_use(self, k: int, j: int) -> Expression:
+    def _in_use(self, k: int, j: int) -> LinearExpression:
         """Return all that is stored at a moment, its skips included, in units."""
         stored = self.stored(k, j)
         activations = (
@@ -299,10 +290,10 @@ class Phases:
             for record, is_in in stored.saved.items()
         )
         skips = (
-            self._units(self.profile.skips[v].bytes) * self.model.skip_stored[k, j, v]
+            self._units(self.profile.skips[v].bytes) * self.value("skip_stored", k, j, v)
             for v in self._skips
         )
-        return sum(activations) + sum(saved) + sum(skips)
+        return sum_of([*activations, *saved, *skips])
 
     @property
     def _skips(self) -> range:
@@ -321,15 +312,30 @@ class Phases:
         )
         return record.costs.saved_bytes - sum(skips)
 
-    def _units(self, size: int) -> float:
-        return min(size, self.ceiling) / self.unit
+    def _units(self, size: int) -> int:
+        return min(size // self.unit, self.ceiling)
 
     def _is_first(self, k: int) -> bool:
         """Return whether k is the first phase, in which every stage has its first run."""
         return k == len(self.profile) - 1
 
-    def _is_made(self, k: int, record: Record) -> bool:
-        return record.is_made(first=self._is_first(k))
+    def _indices(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name and index of every variable."""
+        turns = self.turns
+        starts = [(k, i) for k, i in turns if not self._is_first(k)]
+        for k, record in self._fitting(turns):
+            if record.is_made(first=self._is_first(k)):
+                yield "keep_all", (k, *record.key)
+        yield from (("keep_input", (k, j)) for k, j in turns if j < k)
+        yield from (("drop_input", (k, j)) for k, j in turns if 0 < j < k)
+        yield from (("activation_stored", (k, i)) for k, i in starts if i > 0)
+        yield from (("saved_stored", (k, *record.key)) for k, record in self._fitting(starts))
+        if self.drops:
+            yield from (("activation_dropped", (k, i)) for k, i in turns if i > 0)
+            for k, record in self._fitting(turns):
+                if record.last < k:
+                    yield "saved_dropped", (k, *record.key)
+        yield from (("skip_stored", (k, j, v)) for k, j in self.moments for v in self._skips)
 
     def _fitting(self, turns: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Record]]:
         """Yield the records that start at each turn and end within its phase."""

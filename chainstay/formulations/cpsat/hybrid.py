@@ -25,7 +25,7 @@ from chainstay.formulations.cpsat.hybrid_variables import (
     ItemTransfers,
     TimeUnits,
 )
-from chainstay.formulations.cpsat.ortools_backend import LONGEST, Literal, new_model, require_exact
+from chainstay.formulations.ortools_backend import LONGEST, Literal, new_model, require_exact
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
 from chainstay.profiles.chain import require_plain

@@ -11,7 +11,7 @@ from chainstay.errors import SolverLimitError
 from chainstay.formulations.cpsat.hybrid import build
 from chainstay.formulations.cpsat.hybrid_codec import decode, start_from
 from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
-from chainstay.formulations.cpsat.ortools_backend import solve
+from chainstay.formulations.ortools_backend import solve
 from chainstay.formulations.settings import Limits, SolverSettings, TerminationStatus
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.schedule import Schedule

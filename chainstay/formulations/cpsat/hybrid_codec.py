@@ -13,7 +13,7 @@ from chainstay.formulations.cpsat.hybrid_variables import (
     ItemTransfers,
     LifetimeInterval,
 )
-from chainstay.formulations.cpsat.ortools_backend import CpSatResult
+from chainstay.formulations.ortools_backend import CpSatResult
 from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time, Timetable
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
-from chainstay.formulations.cpsat.ortools_backend import Literal, Model
+from chainstay.formulations.ortools_backend import Literal, Model
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.schedule import Item
 from chainstay.timetable import Time

@@ -23,7 +23,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from chainstay.errors import SolverLimitError
-from chainstay.formulations.cpsat.ortools_backend import (
+from chainstay.formulations.ortools_backend import (
     LONGEST,
     CpSatResult,
     Literal,

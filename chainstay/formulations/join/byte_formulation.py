@@ -28,11 +28,11 @@ activation that is not left is dropped right after the turn of the stage that re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import gcd
 from typing import TypeAlias
 
-from chainstay.formulations.join.integer_program import (
+from chainstay.formulations.integer_program import (
     IntegerProgram,
     Key,
     LinearExpression,
@@ -115,26 +115,26 @@ class ByteFormulation:
             self.program.objective += kept * self._is("keeps_all", t, u, r)
             self.program.objective += longer * self._is("closes", t, u, r)
 
-    def decode(self, is_on: Callable[[Key], bool]) -> Schedule:
-        """Return the schedule in which these variables are 1."""
+    def decode(self, on: frozenset[Key]) -> Schedule:
+        """Return the schedule in which the variables `on` are 1."""
         ops: list[Op] = []
         stored, saved = set(self.inputs), set[_Index]()
         for t in self.phases:
             for u in sorted(saved, reverse=True):
-                if not any(is_on(("saved", t, *u, r)) for r in range(len(self.records[u]))):
+                if not any(("saved", t, *u, r) in on for r in range(len(self.records[u]))):
                     ops += self._ops(OpKind.DISCARD_SAVED, u)
                     saved.discard(u)
             for v in sorted(stored):
-                if not is_on(("stored", t, *v)):
+                if ("stored", t, *v) not in on:
                     ops += self._ops(OpKind.DISCARD_ACTIVATION, v)
                     stored.discard(v)
             for u in self.stages:
-                ops += self._run(t, u, stored, saved, is_on)
+                ops += self._run(t, u, stored, saved, on)
             closing = next(
                 u
                 for u in self.stages
                 for r in range(len(self.records[u]))
-                if is_on(("closes", t, *u, r))
+                if ("closes", t, *u, r) in on
             )
             ops += self._ops(OpKind.BACKWARD, closing)
             saved.discard(closing)
@@ -147,18 +147,18 @@ class ByteFormulation:
         u: _Index,
         stored: set[_Index],
         saved: set[_Index],
-        is_on: Callable[[Key], bool],
+        on: frozenset[Key],
     ) -> Iterator[Op]:
         """Yield the operations of stage u's turn in a sweep; update what is stored."""
-        if is_on(("keeps_input", t, *u)):
+        if ("keeps_input", t, *u) in on:
             yield from self._ops(OpKind.FORWARD_KEEP_INPUT, u)
             stored.add((u[0], u[1] + 1))
         for r, record in enumerate(self.records[u]):
-            if is_on(("keeps_all", t, *u, r)):
+            if ("keeps_all", t, *u, r) in on:
                 yield from self._ops(OpKind.FORWARD_KEEP_ALL, u, record.number)
                 saved.add(u)
         for v in self._read(u):
-            if v in stored and not is_on(("left", t, *v)):
+            if v in stored and ("left", t, *v) not in on:
                 yield from self._ops(OpKind.DISCARD_ACTIVATION, v)
                 stored.discard(v)
 

@@ -11,14 +11,13 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.formulations.cpsat.method import CPSAT
+from chainstay.formulations.integer_program import IntegerProgram, SolverAnswer
 from chainstay.formulations.join.byte_formulation import ByteFormulation
-from chainstay.formulations.join.cpsat_backend import solve_by_cpsat
 from chainstay.formulations.join.cut_assignment import CutAssignment
-from chainstay.formulations.join.highs_backend import solve_by_highs
-from chainstay.formulations.join.integer_program import IntegerProgram, SolverAnswer
 from chainstay.formulations.join.slot_formulation import SlotFormulation
-from chainstay.formulations.mip import MIP
+from chainstay.formulations.methods import CPSAT, MIP
+from chainstay.formulations.program_by_cpsat import solve_by_cpsat
+from chainstay.formulations.program_by_highs import solve_by_highs
 from chainstay.formulations.settings import TerminationStatus
 from chainstay.profiles import HomogeneousJoin, Join
 from chainstay.schedule import Discards
@@ -122,7 +121,7 @@ def _claim(
     makespan = formulation.time_unit * answer.objective + formulation.fixed_time
     is_proved = answer.status is TerminationStatus.OPTIMAL
     return Claim(
-        schedule=formulation.decode(answer.on.__contains__),
+        schedule=formulation.decode(answer.on),
         makespan=makespan,
         lower_bound=makespan if is_proved else min(bound, makespan),
         family=family,

@@ -17,12 +17,12 @@ touched[t, m]        branch m is cut by then, or its input's gradient is kept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from math import comb
 
 from chainstay.errors import InvalidProfileError
-from chainstay.formulations.join.integer_program import (
+from chainstay.formulations.integer_program import (
     IntegerProgram,
     Key,
     LinearExpression,
@@ -70,15 +70,13 @@ class CutAssignment:
         """The ns in a unit of the objective."""
         return self.profile.forward_time
 
-    def decode(self, is_on: Callable[[Key], bool]) -> Schedule:
-        """Return the schedule in which these variables are 1."""
+    def decode(self, on: frozenset[Key]) -> Schedule:
+        """Return the schedule in which the variables `on` are 1."""
         at = [0] * self.k
         forwards: list[Op] = []
         backwards: list[list[Op]] = []
-        for key in filter(is_on, self.program.variables):
-            name, t, m, *rest = key
-            if name != "cut":
-                continue
+        for key in (key for key in self._cut_keys() if key in on):
+            _, t, m, *rest = key
             assert isinstance(t, int), "cuts are numbered"
             assert isinstance(m, int), "branches are numbered"
             steps, gradients = map(int, rest)

@@ -21,10 +21,9 @@ Values and steps are (chain, index), the tail being the last chain: step (j, i) 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeAlias
 
-from chainstay.formulations.join.integer_program import (
+from chainstay.formulations.integer_program import (
     IntegerProgram,
     Key,
     LinearExpression,
@@ -86,23 +85,23 @@ class SlotFormulation:
         """The ns in a unit of the objective."""
         return self.profile.forward_time
 
-    def decode(self, is_on: Callable[[Key], bool]) -> Schedule:
-        """Return the schedule in which these variables are 1."""
+    def decode(self, on: frozenset[Key]) -> Schedule:
+        """Return the schedule in which the variables `on` are 1."""
         ops: list[Op] = []
         stored = set(self.inputs)
         for t in self.phases:
-            starts = {v for v in self.values if is_on(("stored", t, *v))}
+            starts = {v for v in self.values if ("stored", t, *v) in on}
             ops += [self._op(OpKind.DISCARD_ACTIVATION, v) for v in sorted(stored - starts)]
             stored &= starts
-            for step in (s for s in self.steps if is_on(("runs", t, s[0], s[1] + 1))):
+            for step in (s for s in self.steps if ("runs", t, s[0], s[1] + 1) in on):
                 made = (step[0], step[1] + 1)
                 ops.append(self._op(OpKind.FORWARD_KEEP_INPUT, step))
                 stored.add(made)
                 for used in self._read(step):
-                    if not any(is_on((state, t, *used)) for state in ("kept", "made")):
+                    if not any((state, t, *used) in on for state in ("kept", "made")):
                         ops.append(self._op(OpKind.DISCARD_ACTIVATION, used))
                         stored.discard(used)
-            closing = next(g for g in (*self.steps, self.turn) if is_on(("closes", t, *g)))
+            closing = next(g for g in (*self.steps, self.turn) if ("closes", t, *g) in on)
             is_turn = closing == self.turn
             ops.append(Op(OpKind.TURN) if is_turn else self._op(OpKind.BACKWARD, closing))
             stored -= set(self._closing_reads(closing))

@@ -1,8 +1,4 @@
-"""Builds the claim that a solver's answer amounts to, or the error that says why there is none.
-
-Both formulations of chains share it: they differ in how they solve and decode, not in what an
-answer may promise.
-"""
+"""Builds the claim that a solver's answer amounts to, or the error that says why there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from chainstay.errors import (
     SolverLimitError,
 )
 from chainstay.formulations.chain.exactness_conditions import family_of, searched_family_name
-from chainstay.formulations.settings import Limits, TerminationStatus
+from chainstay.formulations.settings import TerminationStatus
 from chainstay.problems import ChainProblem
 from chainstay.problems.consistency import MethodResult, contradiction_error
 from chainstay.problems.schedule_time import time_of
@@ -145,11 +141,3 @@ class ClaimBuilder:
             family=self.scope.family,
             discards=self.discards,
         )
-
-
-def unproved(profile: ChainProfile, known: str, limits: Limits) -> SolverLimitError:
-    """Return the error of a least budget that was not proved in time; `known` is how far it got."""
-    return SolverLimitError(
-        f"the least feasible budget of this {len(profile)}-stage chain is {known} after "
-        f"{limits.time_s:g} s. Raise time_limit_s, or use a dynamic program."
-    )
