@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import chainstay
 from captured_graphs import chain_of
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
@@ -137,3 +138,21 @@ def test_a_graph_that_does_something_else_is_refused(
 def test_the_operator_is_told_where_they_begin_to_differ() -> None:
     with pytest.raises(NotTheModelError, match=r"first at the operator aten\.\S+"):
         refereed(lambda graph: lambda *inputs: graph(*(2 * value for value in inputs)))
+
+
+class Asking(nn.Module):
+    """Takes another way when it is traced; its own one decides by values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return torch.sin(self.layer(x))
+        return torch.tanh(self.layer(x)) if x.sum().isfinite() else x
+
+
+def test_a_model_whose_own_way_has_no_graph_is_told_what_the_other_way_gives() -> None:
+    with pytest.raises(NotTheModelError, match="of Asking is not the model: leaf 0 of the output"):
+        chainstay.fit(Asking(), (torch.ones(2, 4),), budget="90%", by="graph", progress=False)

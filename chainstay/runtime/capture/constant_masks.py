@@ -5,6 +5,10 @@ of values only, which a trace does not have. Models of `transformers` do so for 
 an attention mask. Attention with a mask has other kernels than with ``is_causal``, which are slower
 and, on accelerators, give other bits. A mask that is made of constants alone is the same in every
 call of the graph, so that its values can be looked at after all.
+
+Where several heads of queries share keys and values (grouped-query attention), models of
+`transformers` repeat those for attention with a mask, and have it take them as they are without
+(``enable_gqa``), whose gradients are summed in another order; so does the graph.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from chainstay.runtime.capture.subgraphs import called_name, example_of, subgrap
 
 _MOST_ENTRIES: Final = 2**28
 """The entries up to which a mask is made once, so that its values can be looked at."""
+
+_BY_HEADS: Final = (slice(None), slice(None), None, slice(None), slice(None))
+"""The index that gives keys an axis along which each head is repeated."""
 
 _ASSIGNING: Final = frozenset(
     (
@@ -51,12 +58,40 @@ def constant_masks_left_out(module: fx.GraphModule) -> bool:
             masks[mask] = _is_causal(mask, *map(_length, node.args[:2]))
         if (is_causal := masks[mask]) is not None:
             node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": is_causal}
+            _share_heads(node)
     for mask in masks:
         for node in reversed(_constants_behind(mask) or ()):
             if not node.users:
                 module.graph.erase_node(node)
     module.recompile()
     return any(is_causal is not None for is_causal in masks.values())
+
+
+def _share_heads(attention: fx.Node) -> None:
+    """Give attention the keys and values as they were before they were repeated, if both were."""
+    query, *repeated = attention.args
+    shared = [_before_repeating(node) for node in repeated]
+    if None not in shared:
+        attention.args = (query, *shared)
+        attention.kwargs = {**attention.kwargs, "enable_gqa": True}
+
+
+def _before_repeating(node: object) -> fx.Node | None:
+    """Return what keys or values were repeated from as `transformers` does it, else ``None``."""
+    shapes: list[torch.Size] = []
+    index: object = None
+    for called in ("reshape", "expand", "getitem"):
+        if not isinstance(node, fx.Node) or called_name(node) != called:
+            return None
+        shapes.append(getattr(example_of(node), "shape", torch.Size()))
+        node, index = (*node.args, None, None)[:2]
+    source = getattr(example_of(node), "shape", torch.Size())
+    if index != _BY_HEADS or len(source) != 4:
+        return None
+    repeats = shapes[1][2]
+    is_repeated = shapes[1] == (*source[:2], repeats, *source[2:])
+    is_whole = shapes[0] == (source[0], source[1] * repeats, *source[2:])
+    return node if isinstance(node, fx.Node) and is_repeated and is_whole else None
 
 
 def _length(node: object) -> int:

@@ -269,16 +269,22 @@ class GraphCapture:
             NothingToPlanError: The call was to be planned only, and nothing in it is trained.
             ChainstayError: Whatever `trace` or `plan` raises.
         """
+        difference: NotTheModelError | None = None
         while True:
             try:
                 with _sampling(wanted=not is_run):
                     return self.trace(*args, **kwargs)
+            except NoFullGraphError:
+                if difference is None:
+                    raise
+                raise difference from None  # why the way that has a graph is not taken
             except UnplannedGraphError as found:
                 try:
                     planned = plan(found)
-                except NotTheModelError:
+                except NotTheModelError as other:
                     if not (self._keep_masks() or self.deny()):
                         raise
+                    difference = other
                     continue
                 found.forward.plans[found.forward.sizes(found.inputs)] = planned
             if not is_run:
