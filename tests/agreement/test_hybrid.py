@@ -11,13 +11,14 @@ from chainstay import DP, InfeasibleBudgetError, solve_chain, solve_offload
 from chainstay.dp.hybrid import Amounts, ExactHybrid, bracket, hybrid_bound
 from chainstay.dp.jit import is_available
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
-from chainstay.profiles import ChainProfile, Link, OffloadProfile
+from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solve.hybrid import AutoHybrid, Pofo, solve_hybrid
 from chainstay.timetable import Time
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 from chainstay.validation.hybrid.search import hybrid_optimum
 from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.simulate import simulate
 from chainstay.verify.chain_instances import random_chain
 from golden_hybrids import GOLDEN_HYBRIDS, GoldenHybrid
 from hybrid_support import some_budget, tiny_chain
@@ -148,6 +149,40 @@ def test_slots_bracket_the_exact_optimum(seed: int) -> None:
     for plan in plans:
         schedule = _schedule(plan.ops, plan.moved)
         assert fractional_makespan(profile, schedule, budget=budget, link=link) >= optimum
+
+
+def _long_chain(draw: random.Random) -> ChainProfile:
+    """Return a hundred stages; some save no more than their output, some five times as much."""
+    sizes = [draw.randint(1, 100) << 10 for _ in range(100)]
+    times = [draw.randint(1_000, 100_000) for _ in sizes]
+    stages = tuple(
+        Stage(
+            forward_time=time,
+            backward_time=2 * time,
+            output_bytes=size,
+            saved_bytes=size * draw.randint(1, 5),
+        )
+        for size, time in zip(sizes, times, strict=True)
+    )
+    return ChainProfile(input_bytes=100 << 10, input_gradient_bytes=0, stages=stages)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not is_available(), reason="16 slots at most without numba")
+@pytest.mark.parametrize("percent", [20, 40, 60])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_long_chains_have_good_plans_in_any_budget(seed: int, percent: int) -> None:
+    """Searches with limits a little above the bound find nothing in some of these."""
+    profile = _long_chain(random.Random(seed))
+    plain = simulate(profile, Schedule.keep_all(len(profile))).peak_bytes
+    saved = sum(stage.saved_bytes for stage in profile.stages)
+    link = Link(bandwidth=Fraction(saved, 2 * profile.least_time))
+    budget = plain * percent // 100
+    plans, bound = bracket(profile, budget, link, 100)
+    schedules = [_schedule(plan.ops, plan.moved) for plan in plans]
+    times = [fractional_makespan(profile, s, budget=budget, link=link) for s in schedules]
+    assert float(bound) <= float(min(times)) <= 1.015 * float(bound)
+    assert min(times) < solve_chain(profile, budget, method="dp").makespan
 
 
 @pytest.mark.skipif(not is_available(), reason="16 slots at most without numba")

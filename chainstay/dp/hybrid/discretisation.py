@@ -20,12 +20,19 @@ from chainstay.dp.hybrid.completion_bounds import (
 )
 from chainstay.dp.hybrid.label_setting import CompletionBounds, SearchLimits, search
 from chainstay.dp.hybrid.labels import Labels, no_labels
-from chainstay.dp.hybrid.recompute_fronts import FrontPlan, RecomputeFronts, fill_column
+from chainstay.dp.hybrid.recompute_fronts import (
+    FrontLimits,
+    FrontPlan,
+    RecomputeFronts,
+    fill_column,
+)
 from chainstay.dp.hybrid.slot_chain import FINITE, INFINITE, SlotChain
 
 _Floats: TypeAlias = NDArray[np.float64]
 
 _FIRST_PLANS: Final = 1 << 16
+EQUAL: Final = 1e-9
+"""In slots: ways to recompute stages that differ by less are equal but for rounding."""
 _BESIDE: Final = 1 / 16
 """How far the other pairs of weights are from the best pair."""
 
@@ -57,6 +64,7 @@ class DiscretisedChain:
         chain: The chain in slots.
         finer: Steps of `kept` per slot.
         limit: Plans that take longer are of no use.
+        tolerance: In slots: two ways to recompute stages that differ by less count as equal.
         compute_costs: As filled by `fill_compute_costs`.
         weights: Pairs of weights for which there are bounds, the best first.
     """
@@ -64,6 +72,7 @@ class DiscretisedChain:
     chain: SlotChain
     finer: float
     limit: float
+    tolerance: float = EQUAL
     compute_costs: _Floats = field(init=False)
     weights: list[Weights] = field(init=False, default_factory=list)
     _to_go: _Floats = field(init=False)
@@ -168,7 +177,8 @@ class DiscretisedChain:
         return caps
 
     def _filled(self, caps: _Floats) -> RecomputeFronts:
-        """Return the fronts of all stages but the loss; `caps` are those of `fill_column`."""
+        """Return the fronts of all stages but the loss; `caps` are those of `FrontLimits`."""
+        limits = FrontLimits(caps, self.tolerance)
         shape = self.compute_costs.shape
         fronts = RecomputeFronts(
             start=np.zeros(shape, np.int32),
@@ -181,7 +191,7 @@ class DiscretisedChain:
         )
         made = 0
         for j in range(len(self.chain.forward) - 1):
-            while (end := fill_column(self.chain, caps, j, fronts, made)) < 0:
+            while (end := fill_column(self.chain, limits, j, fronts, made)) < 0:
                 fronts = _doubled(fronts)
             made = end
         return fronts

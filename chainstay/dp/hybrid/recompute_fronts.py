@@ -37,8 +37,6 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int32]
 
 _RECORDED = -1
-_SAME = 1e-9
-"""In slots: two plans of a front that differ by less count as equal."""
 
 
 class RecomputeFronts(NamedTuple):
@@ -65,6 +63,18 @@ class RecomputeFronts(NamedTuple):
     sooner: _Ints
 
 
+class FrontLimits(NamedTuple):
+    """The plans that are worth having.
+
+    Attributes:
+        caps: Shape (rows, slots + 1): plans with a larger base are of no use.
+        tolerance: In slots: two plans of a front that differ by less count as equal.
+    """
+
+    caps: _Floats
+    tolerance: float
+
+
 class FrontPlan(NamedTuple):
     """One plan of a front; the fields are the columns of `RecomputeFronts`."""
 
@@ -83,6 +93,7 @@ class DraftFront(NamedTuple):
         length: Shape (1,): the number of plans; -1 if there is no room for them.
         needed: At [k]: slots that forwards i..k need at most.
         pending: At [k]: that less what came back since, at most.
+        tolerance: As in `FrontLimits`.
     """
 
     base: _Floats
@@ -93,6 +104,7 @@ class DraftFront(NamedTuple):
     length: _Ints
     needed: _Floats
     pending: _Floats
+    tolerance: float
 
 
 class StageRange(NamedTuple):
@@ -156,12 +168,14 @@ def recompute_cost(
 
 
 @kernel
-def fill_column(chain: SlotChain, caps: _Floats, j: int, fronts: RecomputeFronts, made: int) -> int:
+def fill_column(
+    chain: SlotChain, limits: FrontLimits, j: int, fronts: RecomputeFronts, made: int
+) -> int:
     """Fill in the fronts of stages i..j for all i.
 
     Args:
         chain: The chain.
-        caps: Shape (rows, slots + 1): plans with a larger base are of no use.
+        limits: The plans that are worth having.
         j: Last stage.
         fronts: Has the fronts of smaller j; `plan_count` is zero elsewhere.
         made: How many plans there are.
@@ -169,10 +183,11 @@ def fill_column(chain: SlotChain, caps: _Floats, j: int, fronts: RecomputeFronts
     Returns:
         How many plans there are now, or -1 if there is no room for them.
     """
-    most = len(fronts.base)
+    most, caps = len(fronts.base), limits.caps
     draft = DraftFront(
         np.empty(most), np.empty(most), np.empty(most, np.int32), np.empty(most, np.int32),
         np.empty(most, np.int32), np.zeros(1, np.int32), np.empty(j + 1), np.empty(j + 1),
+        limits.tolerance,
     )  # fmt: skip
     length = draft.length
     for i in range(j, -1, -1):
@@ -313,10 +328,10 @@ def _is_covered(draft: DraftFront, base: float, demand: float) -> bool:
     Where bases go up, what plans take with waiting goes down: the last that has no larger
     base is as good, or none is.
     """
-    at = _count_below(draft, base + _SAME) - 1
+    at = _count_below(draft, base + draft.tolerance) - 1
     if at < 0:
         return False
-    return bool(draft.base[at] + max(0.0, draft.demand[at] - demand) < base + _SAME)
+    return bool(draft.base[at] + max(0.0, draft.demand[at] - demand) < base + draft.tolerance)
 
 
 @kernel

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.hybrid.completion_bounds import Weights
-from chainstay.dp.hybrid.discretisation import DiscretisedChain, Effort, least_time
+from chainstay.dp.hybrid.discretisation import EQUAL, DiscretisedChain, Effort, least_time
 from chainstay.dp.hybrid.label_setting import Expansion, extend
 from chainstay.dp.hybrid.labels import Labels
 from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, best_plan
@@ -55,7 +55,13 @@ _FIRST_LEVELS: Final = 100
 _FIRST_FINER: Final = 8.0
 _ROUGH_CELLS: Final = 12
 _FIRST_CELLS: Final = 25
-_CELLS: Final = 800
+_NEAR_WAYS: Final = 400
+_FAR_WAYS: Final = 30
+"""Ways to recompute the same stages that are told apart where a first plan is looked for, about:
+near the bound on the whole, and far from it."""
+_WAYS: Final = (100, 400)
+"""The same, round by round, where better plans are."""
+_CELLS: Final = (100, 800)
 _LEAST_CELLS: Final = 1600
 _EXPANDED: Final = 20_000
 """Labels that go on in a search for a plan, about; half of them with either form of input."""
@@ -144,10 +150,11 @@ def _searched(profile: ChainProfile, budget: int, link: Link, slots: int) -> _Pl
             limit, weights = first.cost * slots * parts / count, first.weights
             break
     chain = _in_slots(profile, budget, link, slots * parts)
-    if plans:
-        grid = _discretised(chain, limit)
+    for ways in _WAYS if plans else ():
+        grid = _discretised(chain, limit, (limit - least_time(chain)) / ways)
         weights = grid.best_weights(grid.finer / 4, weights, 1 / 16, 1 / 32)
         limit = _improve(grid.with_bounds(weights), limit, plans)
+    plans[1:-1] = []
     numbers = _option_numbers(profile)
     return _PlansFound([_renumbered(plan, numbers) for plan in plans], limit, weights, chain)
 
@@ -211,10 +218,10 @@ def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> Slo
     )
 
 
-def _discretised(chain: SlotChain, limit: float) -> DiscretisedChain:
+def _discretised(chain: SlotChain, limit: float, tolerance: float = EQUAL) -> DiscretisedChain:
     """Return the chain with as many steps of `kept` as it should have."""
     finer = float(max(1, _LEVELS[chain.rooms.is_bound] // chain.rooms.slots))
-    return DiscretisedChain(chain, finer, limit * _ABOVE)
+    return DiscretisedChain(chain, finer, limit * _ABOVE, tolerance)
 
 
 class _FirstPlan(NamedTuple):
@@ -236,10 +243,15 @@ def _first_plan(chain: SlotChain) -> _FirstPlan | None:
     rough = Effort(_ROUGH_CELLS, _MOST_LABELS, _width(chain) // 4)
     pessimistic = grid.pessimistic_fronts()
     whole, _, _ = grid.search(pessimistic, grid.completion_bounds(), INFINITE, rough)
-    effort = Effort(_FIRST_CELLS, _MOST_LABELS, _width(chain) // 4)
-    limits = root + (root - least) / 10 + least / 100, whole + (whole - least) / 20
-    for limit in (limit + _ROUNDING for limit in limits if limit < FINITE):
-        grid = DiscretisedChain(chain, _FIRST_FINER, limit).with_bounds(weights)
+    near = root + (root - least) / 10 + least / 100 + _ROUNDING
+    far = whole + (whole - least) / 20 + _ROUNDING
+    width = _width(chain)
+    for limit, ways, going_on in ((near, _NEAR_WAYS, width // 4), (far, _FAR_WAYS, width)):
+        if limit > FINITE:
+            break
+        tolerance = (limit - least) / ways
+        grid = DiscretisedChain(chain, _FIRST_FINER, limit, tolerance).with_bounds(weights)
+        effort = Effort(_FIRST_CELLS, _MOST_LABELS, going_on)
         cost, last, labels = grid.search(grid.fronts, grid.completion_bounds(), limit, effort)
         if last >= 0:
             return _FirstPlan(_plan(grid, labels, last), cost, weights)
@@ -252,13 +264,18 @@ def _width(chain: SlotChain) -> int:
 
 
 def _improve(grid: DiscretisedChain, limit: float, plans: list[SlotPlan]) -> float:
-    """Append a better plan, from small cells, if there is one; return the cost of the best one."""
-    effort = Effort(_CELLS, _MOST_LABELS, _width(grid.chain))
-    cost, last, labels = grid.search(grid.fronts, grid.completion_bounds(), limit, effort)
-    if last < 0:
-        return limit
-    plans.append(_plan(grid, labels, last))
-    return cost
+    """Append better plans, if any are found; return the cost of the best one.
+
+    Large cells let labels of many kinds go on; small ones then tell more of them apart.
+    """
+    bounds = grid.completion_bounds()
+    for cells in _CELLS:
+        effort = Effort(cells, _MOST_LABELS, _width(grid.chain))
+        cost, last, labels = grid.search(grid.fronts, bounds, limit, effort)
+        if last >= 0:
+            plans.append(_plan(grid, labels, last))
+            limit = cost
+    return limit
 
 
 def _lower_bound(grid: DiscretisedChain, limit: float) -> float:
