@@ -355,7 +355,7 @@ MUTANTS: Final = (
         "unit/test_stage_options.py::test_products_are_replayed_with_gradients_on",
     ),
     Mutant(
-        "runtime/options/replay_operators.py",
+        "runtime/options/replay.py",
         "value.detach() if isinstance(value, torch.Tensor) else value",
         "value",
         "agreement/test_stage_options.py::test_nothing_is_left_without_a_garbage_collector",

@@ -100,6 +100,7 @@ class JoinExecutor:
 
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
         self._join = join
+        self._inputs = tuple(map(len, join.join.given))
         chain, shape = join.chain, shape_of(join)
         used = used_options(chain.options, schedule, chain.stages, shape.position)
         self.chain = replace(chain, options=used)
@@ -120,8 +121,8 @@ class JoinExecutor:
             plan=self.plan,
             shared=shared,
             pending=len(chain.stages) - 1,
-            widths=self._join.widths,
-            inputs=self._join.inputs,
+            widths=self._join.join.widths,
+            inputs=self._inputs,
         )
         return run.forward(given)
 

@@ -23,7 +23,7 @@ With these the simulator finds the peak of that schedule. What is made of them f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -103,10 +103,20 @@ class Account:
             for cost, up_to_it, twice in zip(self.stages, held, again, strict=True)
         )
 
+    @property
+    def costs(self) -> tuple[StageCost, ...]:
+        """Costs of all stages in the order of plain training."""
+        return self.stages
+
+    def with_options(self, options: Iterable[tuple[OptionCost, ...]]) -> Account:
+        """Return the account with these options of its stages, in their order."""
+        pairs = zip(self.stages, options, strict=True)
+        stages = tuple(replace(cost, options=own) for cost, own in pairs)
+        return replace(self, stages=stages, has_options=True)
+
     def without_options(self) -> Account:
         """Return the account as if options had not been looked for."""
-        stages = tuple(replace(cost, options=()) for cost in self.stages)
-        return replace(self, stages=stages, has_options=False)
+        return replace(self.with_options(() for _ in self.stages), has_options=False)
 
     def without_times(self) -> Account:
         """Return the account with times alike, in which no option is of use that times decide."""
@@ -236,9 +246,9 @@ class Account:
             if op.kind is OpKind.FORWARD_KEEP_ALL
         }
         records = list(self._records(schedule))
-        beside = zip(
-            self._environments(schedule, records), self._outputs(schedule, records), strict=True
-        )
+        runs = [(op.kind, stages) for op, (stages, _) in zip(schedule, records, strict=True)]
+        environments = environment_bytes(runs, self.stages.__getitem__)
+        beside = zip(environments, self._outputs(schedule, records), strict=True)
         own = (
             self.stages[op.stage].overhead(op.kind, is_used=used.get(op.stage) == position)
             if option is None
@@ -303,29 +313,36 @@ class Account:
             for stage in stages:
                 runs[stage] += op.kind.is_forward
 
-    def _environments(self, schedule: Schedule, records: _Records) -> Iterator[int]:
-        """Yield the bytes of saved environments while each operation runs, its own included."""
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for position, (op, (stages, _)) in enumerate(zip(schedule, records, strict=True)):
-            for stage in stages if op.kind.is_forward else ():
-                first.setdefault(stage, position)
-                last[stage] = position
-        held = 0
-        for position, (op, (stages, _)) in enumerate(zip(schedule, records, strict=True)):
-            again = [stage for stage in stages if first[stage] < last[stage]]
-            if op.kind is OpKind.BACKWARD:
-                yield held
-                held -= sum(self.stages[stage].buffer_bytes for stage in again)
-            elif op.kind.is_forward:
-                begun = [stage for stage in again if position == first[stage]]
-                copied = [stage for stage in again if position > first[stage]]
-                held += sum(self.stages[stage].environment_bytes for stage in begun)
-                yield held + sum(self.stages[stage].environment_bytes for stage in copied)
-                ended = (stage for stage in again if position == last[stage])
-                held -= sum(self.stages[stage].random_bytes for stage in ended)
-            else:
-                yield 0  # removing something takes nothing
+
+def environment_bytes(
+    runs: Sequence[tuple[OpKind, Sequence[_StageKey]]], cost_of: Callable[[_StageKey], StageCost]
+) -> Iterator[int]:
+    """Yield the bytes of saved environments while each operation runs, its own included.
+
+    Args:
+        runs: The kind of every operation, and the stages that it is about.
+        cost_of: Tells what a stage costs.
+    """
+    first: dict[_StageKey, int] = {}
+    last: dict[_StageKey, int] = {}
+    for position, (kind, stages) in enumerate(runs):
+        for stage in stages if kind.is_forward else ():
+            first.setdefault(stage, position)
+            last[stage] = position
+    held = 0
+    for position, (kind, stages) in enumerate(runs):
+        if not (kind.is_forward or kind is OpKind.BACKWARD):
+            yield 0  # removing something takes nothing
+            continue
+        again = {stage: cost_of(stage) for stage in stages if first[stage] < last[stage]}
+        if kind is OpKind.BACKWARD:
+            yield held
+            held -= sum(cost.buffer_bytes for cost in again.values())
+        else:
+            held += sum(c.environment_bytes for s, c in again.items() if position == first[s])
+            copied = sum(c.environment_bytes for s, c in again.items() if position > first[s])
+            yield held + copied
+            held -= sum(c.random_bytes for s, c in again.items() if position == last[s])
 
 
 @lru_cache(maxsize=4096)  # a search looks at hundreds of profiles, most stages of which are equal
@@ -351,6 +368,7 @@ def _needing(record: _Kept, kind: str, size: int) -> _Kept:
     return replace(record, **changes)
 
 
+_StageKey = TypeVar("_StageKey", bound=Hashable)
 _Records: TypeAlias = Sequence[tuple[range, OptionCost | None]]
 """By operation: the stages that it is about, and the option, as `Account._records` gives them."""
 _Record = TypeVar("_Record", StageCost, Skip)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import torch
 
-from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.runtime.capture.trials.world import random_numbers_kept
 from chainstay.runtime.devices.autocast import Autocast
@@ -31,9 +30,8 @@ from chainstay.runtime.measures.costs import (
 from chainstay.runtime.measures.option_costs import (
     Kept,
     ObservedOption,
-    chosen_options,
     observe_options,
-    restored_options,
+    options_on_file,
     with_options,
 )
 from chainstay.runtime.stage.chain import Chain
@@ -166,15 +164,11 @@ def found_on_file(
         subjects: The chain, or its segments.
         wants_options: As for `measure_subject`.
     """
-    account = known.account
-    plain = replace(known, account=account.without_options())
+    plain = replace(known, account=known.account.without_options())
     if not wants_options(plain):
         return plain
-    if account.has_options:
-        with suppress(PlanMismatchError):  # otherwise all is measured anew
-            options = restored_options(subjects, chosen_options(account.stages))
-            return replace(known, chain=replace(known.chain, options=options))
-    return None
+    options = options_on_file(known.account, subjects)
+    return None if options is None else replace(known, chain=replace(known.chain, options=options))
 
 
 def with_options_of(measured: _M, found: Sequence[ObservedOption], kept: Kept) -> _M:

@@ -7,10 +7,11 @@ have the same options with the same costs: one of them is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.backend_settings import backend_settings
 from chainstay.runtime.devices.memory import trace_phases
+from chainstay.runtime.joins.account import JoinAccount
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import ObservedStage, Subject
 from chainstay.runtime.measures.probe import StageMemory, StageProbe
@@ -61,6 +63,9 @@ _MOST_OPERATORS: Final = 8_000
 
 Kept: TypeAlias = Callable[[StageMemory, int, int], tuple[int, int, int]]
 """What keeping stages saves, and both overheads; see `Surroundings.kept`."""
+
+
+_A = TypeVar("_A", Account, JoinAccount)
 
 
 class ChosenOption(NamedTuple):
@@ -156,22 +161,35 @@ def _options(place: _StagePosition, count: int, kept_time: int, most: int) -> li
 
 
 def with_options(
-    account: Account, found: Sequence[ObservedOption], kept: Kept
-) -> tuple[Account, OptionTable]:
+    account: _A, found: Sequence[ObservedOption], kept: Kept
+) -> tuple[_A, OptionTable]:
     """Return the account with the costs of options, and the options by stage and number."""
     table: dict[tuple[int, int], Option] = {}
-    stages = list(account.stages)
+    costs: list[list[OptionCost]] = [[] for _ in account.costs]
     for candidate in found:
         option, first = candidate.option, candidate.first
         sizes = kept(candidate.memory, first, first + option.stages - 1)
-        cost = option_cost(option, sizes)
-        stages[first] = replace(stages[first], options=(*stages[first].options, cost))
-        table[first, len(stages[first].options)] = option
-    return replace(account, stages=tuple(stages), has_options=True), table
+        costs[first].append(_option_cost(option, sizes))
+        table[first, len(costs[first])] = option
+    return account.with_options(map(tuple, costs)), table
 
 
-def option_cost(option: Option, sizes: tuple[int, int, int]) -> OptionCost:
-    """Return the costs of an option; `sizes` are what it saves, and both overheads."""
+def options_on_file(
+    account: Account | JoinAccount, subjects: Iterable[Subject]
+) -> OptionTable | None:
+    """Return the options of an account that was read, made anew; ``None`` if it lacks some.
+
+    Args:
+        account: The account.
+        subjects: The chain that it is of, or its segments.
+    """
+    if account.has_options:
+        with suppress(PlanMismatchError):  # otherwise all is measured anew
+            return restored_options(subjects, chosen_options(account.costs))
+    return None
+
+
+def _option_cost(option: Option, sizes: tuple[int, int, int]) -> OptionCost:
     saved, recording, backward = sizes
     return OptionCost(
         name=option.name,

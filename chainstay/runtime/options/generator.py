@@ -23,17 +23,7 @@ from chainstay.runtime.options.option_code import (
     ReplayInput,
     SavedSlot,
 )
-from chainstay.runtime.options.replay_operators import (
-    blank,
-    draw_from,
-    draw_on,
-    hook,
-    mark,
-    scratch,
-    stash,
-    stash_random,
-    unhook,
-)
+from chainstay.runtime.options.replay_operators import blank, scratch
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.special_operators import is_graphless, scratch_arguments
 
@@ -90,14 +80,14 @@ def _forward(
         if node.op == "output":
             break
         if (place := places.get((node, True))) is not None:
-            forward.call_function(stash_random, (run, place, graph.device, kinds[node]))
+            forward.call_method("stash_random", (run, place, kinds[node]))
         if (number := first.get(node)) is not None:
-            forward.call_function(hook, (run, number))
+            forward.call_method("hook", (run, number))
         copies[node] = forward.node_copy(node, copies.__getitem__)
         if (number := last.get(node)) is not None:
-            forward.call_function(unhook, (run, number))
+            forward.call_method("unhook", (run, number))
         if (place := places.get((node, False))) is not None:
-            forward.call_function(stash, (run, place, copies[node]))
+            forward.call_method("stash", (run, place, copies[node]))
     forward.output(tuple(copies[leaf] for leaf in own.results))
     return forward
 
@@ -167,14 +157,14 @@ class _ReplayWriter:
                 self.copies[node] = self.graph.node_copy(node, self._copied)
                 continue
             if index in marks:
-                self.graph.call_function(mark, (capture, marks[index]))
+                self.graph.call_method("begin", (capture, marks[index]))
             if index in states:
-                self.graph.call_function(draw_from, (capture, states[index]))
+                self.graph.call_method("draw_from", (capture, states[index]))
             made[index] = self._again(index)
             if index in states:
-                self.graph.call_function(draw_on, (capture,))
+                self.graph.call_method("draw_on", (capture,))
             if index in marks:
-                self.graph.call_function(mark, (capture, -1))
+                self.graph.call_method("begin", (capture, -1))
             if steps[index].cast is None:
                 self.copies[node] = made[index]
         results = list(dict.fromkeys(pack.operator for pack in wanted if pack.extra is None))
