@@ -11,7 +11,7 @@ measured for real, and the profile is put together by the same code. Differences
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,14 +36,6 @@ _FORWARD, _BACKWARD = 2, 4
 """The phases of a `StageProbe` that a training step consists of."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Probed:
-    """The costs of a stage alone."""
-
-    memory: StageMemory
-    time: StageTime
-
-
 def estimate_stages(
     subject: Subject, device: DeviceModel, mode: FakeTensorMode
 ) -> tuple[list[ObservedStage], list[StageMemory]]:
@@ -60,7 +52,7 @@ def estimate_stages(
             stage=stage,
             traits=Traits.of(stage),
             leaves=leaves[index],
-            time=probed[index].time,
+            time=probed[index][1],
             given=lineage.states[index],
             result=lineage.states[index + 1],
             environment_bytes=sum(
@@ -69,7 +61,7 @@ def estimate_stages(
         )
         for index, stage in enumerate(subject.stages)
     ]
-    return observed, [probe.memory for probe in probed]
+    return observed, [memory for memory, _ in probed]
 
 
 def _run_all(subject: Subject) -> tuple[list[State], list[tuple[torch.Tensor, ...]], Lineage]:
@@ -97,10 +89,10 @@ def _probe_all(
     leaves: Sequence[tuple[torch.Tensor, ...]],
     device: DeviceModel,
     mode: FakeTensorMode,
-) -> list[_Probed]:
+) -> list[tuple[StageMemory, StageTime]]:
     """The last stage first: its gradients lie as the one below gets them."""
-    known: dict[Hashable, _Probed] = {}
-    probed: list[_Probed] = []
+    known: dict[Hashable, tuple[StageMemory, StageTime]] = {}
+    probed: list[tuple[StageMemory, StageTime]] = []
     held: list[tuple[LeafGradient, ...]] = [()] * len(subject.stages)
     gradients = None
     for index, stage in reversed(list(enumerate(subject.stages))):
@@ -124,12 +116,14 @@ def _probe_all(
                 phases = watch(probe.phases(source, subject.device), device, mode)
             known[likeness] = _probed(probe, phases, device)
         probed.append(known[likeness])
-        memory = known[likeness].memory
+        memory, _ = known[likeness]
         gradients, held[index] = memory.input_gradients, memory.leaf_gradients
     return probed[::-1]
 
 
-def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceModel) -> _Probed:
+def _probed(
+    probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceModel
+) -> tuple[StageMemory, StageTime]:
     memory = probe.memory(phase.memory for phase in phases)
     # What makes the gradients that enter the backward, and their root, is the stage behind.
     waited = () if probe.uses is None else (leaf.nbytes for leaf in probe.uses.behind)
@@ -143,7 +137,7 @@ def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceMod
             operators=max(backward.operators - len(made), 0),
         ),
     )
-    return _Probed(memory, time)
+    return memory, time
 
 
 def _likeness_of(

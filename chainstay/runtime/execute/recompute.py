@@ -227,8 +227,9 @@ class Run:
             given = changeable(state, state) if traits.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():
-                    capture.option = run = self._option_run(step, shared)
+                    run = self._option_run(step, shared)
                     if run is not None:
+                        capture.stand_in = run.packed
                         output = run.forward(given)
                         run.close(given, capture.policy)
                     else:
@@ -264,7 +265,7 @@ class Run:
         if self.transfers is None:
             self.checkpoints[number] = Versioned.of(state)
         else:
-            self.checkpoints[number] = self.transfers.checkpoint(state)
+            self.checkpoints[number] = OffloadedState.of(state, self.transfers)
 
     def _take_start(self, step: Step) -> tuple[State, list[Environment]]:
         """Return what a step starts from; keep it only if another forward starts from it, too."""

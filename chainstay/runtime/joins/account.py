@@ -168,9 +168,6 @@ class JoinAccount:
         """Return the bytes that each operation needs beside what the schedule and `shared` store.
 
         Less than zero where a backward frees more than it makes, see `simulate_join`.
-
-        Args:
-            schedule: Valid for this join.
         """
         kept: dict[_StageKey, int] = {}
         overheads = []

@@ -38,12 +38,7 @@ def now() -> int:
 
 
 def reorder(outputs: State, ranges: Sequence[NodeRange]) -> None:
-    """Number nodes anew, so that those of `ranges` are run backward in that order.
-
-    Args:
-        outputs: Below them are all the nodes.
-        ranges: The ranges of distinct runs of stages.
-    """
+    """Number the nodes below `outputs` anew, so that `ranges` run backward in that order."""
     spans = sorted(ranges, key=lambda run: run.start)
     low, high = spans[0].start, spans[-1].end
     shift: dict[int, int] = {}

@@ -136,27 +136,15 @@ class JoinAccountant:
 
     def _stage(self, index: int, memory: StageMemory) -> JoinedStage:
         observation, beside = self._observed[index], self._beside[index]
-        saved, recording, backward = self.kept(memory, index, index)
-        is_loss = observation.stage.is_loss
         leaves = (
             (self._leaves.setdefault(id(leaf), len(self._leaves)), leaf.nbytes)
             for leaf in observation.leaves
         )
         return JoinedStage(
-            cost=StageCost(
-                name=observation.stage.name,
-                forward_time=observation.time.forward,
-                backward_time=observation.time.backward,
-                rerun_time=observation.time.rerun,
-                hooks_time=observation.time.hooks,
-                output_bytes=observation.result.bytes,
-                saved_bytes=saved,
+            cost=observation.cost(
+                self.kept(memory, index, index),
                 gradient_bytes=memory.output_gradients.allocated_bytes,
-                recording_bytes=recording,
                 dropping_bytes=observation.dropping_bytes(memory) + self.standing,
-                backward_bytes=backward,
-                environment_bytes=0 if is_loss else observation.environment_bytes,
-                random_bytes=0 if is_loss else observation.random_bytes,
             ),
             forward_waiting=beside.waiting,
             backward_waiting=beside.waiting - beside.held,

@@ -84,10 +84,6 @@ def _joined(states: list[State]) -> State:
 class JoinExecutor:
     """Runs a join by a schedule; what comes out hangs on an ordinary autograd graph.
 
-    Args:
-        join: What to run.
-        schedule: Valid for it; see `plan_execution`.
-
     Attributes:
         chain: The stages, branch by branch, with the options that the schedule uses.
 
@@ -107,12 +103,7 @@ class JoinExecutor:
         self.plan: ExecutionPlan = plan_execution(schedule, shape)
 
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
-        """The last state.
-
-        Args:
-            given: The first states of all branches, in one.
-            shared: What all stages may read.
-        """
+        """Return the last state, from the first states of all branches in one."""
         chain = self.chain
         require_repeatable_call(chain.device)
         require_current_copies(chain.options, shared, chain.device)

@@ -50,15 +50,7 @@ def parts_of(  # a call of the graph, and whom to tell
     *,
     progress: Progress = unseen,
 ) -> list[Subject]:
-    """The branches and, if there is anything to run behind them, the tail.
-
-    Args:
-        join: What to cut.
-        inputs: What the graph gets in a call.
-        loss: Behind the tail, if there is one.
-        device: Where it runs.
-        progress: Told of every run of a stage.
-    """
+    """The branches and, if there is anything to run behind them, the tail."""
     stand_ins = join.stand_ins(inputs)
     given, shared = join.begin(stand_ins.of_all(inputs))
     counted = join.counted(shared)

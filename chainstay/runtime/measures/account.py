@@ -236,9 +236,6 @@ class Account:
         The last recording of a stage is the one that its backward uses. The runtime runs
         earlier ones like forwards that drop, within what the schedule has for their saved data;
         for them the larger overhead is counted.
-
-        Args:
-            schedule: A schedule as for `profile_for`.
         """
         used = {
             op.stage: position

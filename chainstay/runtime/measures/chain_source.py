@@ -39,11 +39,6 @@ class ChainSource:
     ) -> ChainSource:
         """Return the source of a chain that is measured now.
 
-        Args:
-            model: The model as it was given, whose training flag counts if it has one.
-            named: Its stages.
-            sample: The input that they are measured on.
-
         Raises:
             UnsupportedModelError: The sample is no input of a chain, or its device has no memory
                 that can be measured.

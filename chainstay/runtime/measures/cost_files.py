@@ -113,13 +113,7 @@ def write_sealed(path: Path, kind: str, version: int, body: Mapping[str, object]
 
 
 def read_sealed(path: Path, kind: str, version: int, parsed: Callable[[Fields], _T]) -> _T | None:
-    """Return the content that `write_sealed` wrote, if it is there and sound.
-
-    Args:
-        path: The path of the file.
-        kind: The kind of the document.
-        version: The version of the document.
-        parsed: Makes something of its fields, or raises an `InvalidProfileError`.
+    """Return what `parsed` makes of the fields of a file, if it is there and sound.
 
     Warns:
         UserWarning: Something is there, and it is not sound.
@@ -193,13 +187,7 @@ def signature_of(subject: Subject, autocast: Autocast | None) -> str:
 
 
 def signature_around(model: nn.Module, call: object, loss: str) -> str:
-    """Return a text that times and sizes of a model around its blocks depend on.
-
-    Args:
-        model: Whose modules, with the plain values that they hold, are part of it.
-        call: Its arguments, nested in any way.
-        loss: What the loss behind it computes.
-    """
+    """Return a text that times and sizes of a model around its blocks depend on."""
     return "\n".join([*_lines_around(model, call), loss])
 
 

@@ -104,6 +104,29 @@ class ObservedStage:
         """Return the overhead of a forward that drops what it saves; `memory` is of that stage."""
         return max(memory.dropped_peak - self.given.bytes - self.made_bytes, 0)
 
+    def cost(self, kept: tuple[int, int, int], **others: Any) -> StageCost:
+        """Return the costs of the stage.
+
+        Args:
+            kept: What keeping it saves, and both overheads.
+            others: Fields of `StageCost` that depend on what is beside the stage.
+        """
+        saved, recording, backward = kept
+        known: dict[str, Any] = {
+            "name": self.stage.name,
+            "forward_time": self.time.forward,
+            "backward_time": self.time.backward,
+            "rerun_time": self.time.rerun,
+            "hooks_time": self.time.hooks,
+            "output_bytes": self.result.bytes,
+            "saved_bytes": saved,
+            "recording_bytes": recording,
+            "backward_bytes": backward,
+            "environment_bytes": self.environment_bytes,
+            "random_bytes": self.random_bytes,
+        }
+        return StageCost(**known | others)
+
 
 def observe_chain(subject: Subject) -> list[ObservedStage]:
     """Run the chain once, stage by stage; `timed` adds what the stages take.
@@ -146,8 +169,8 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
                 time=StageTime(0, 0),
                 given=lineage.states[index],
                 result=lineage.states[index + 1],
-                environment_bytes=environment_bytes,
-                random_bytes=random_bytes,
+                environment_bytes=0 if stage.is_loss else environment_bytes,
+                random_bytes=0 if stage.is_loss else random_bytes,
             )
         )
         source = following
@@ -232,23 +255,12 @@ def account_for(
     around = Surroundings.of(observed, memories, subject, autocast)
     costs = []
     for index, (seen, memory) in enumerate(zip(observed, memories, strict=True)):
-        saved, recording, backward = around.kept(memory, index, index)
         costs.append(
-            StageCost(
-                name=seen.stage.name,
-                forward_time=seen.time.forward,
-                backward_time=seen.time.backward,
-                rerun_time=seen.time.rerun,
-                hooks_time=seen.time.hooks,
-                output_bytes=seen.result.bytes,
-                saved_bytes=saved,
+            seen.cost(
+                around.kept(memory, index, index),
                 gradient_bytes=around.gradient_bytes(index + 1),
-                recording_bytes=recording,
                 dropping_bytes=seen.dropping_bytes(memory) + around.standing,
-                backward_bytes=backward,
                 again_bytes=around.waiting(index),
-                environment_bytes=0 if seen.stage.is_loss else seen.environment_bytes,
-                random_bytes=0 if seen.stage.is_loss else seen.random_bytes,
                 forward_operator=memory.forward_operator,
                 backward_operator=memory.backward_operator,
             )
@@ -322,13 +334,7 @@ class Surroundings:
         return self.handed_out.bytes_outside(self.states[stage])
 
     def kept(self, memory: StageMemory, first: int, last: int) -> tuple[int, int, int]:
-        """Return the bytes that keeping stages together saves, and both overheads.
-
-        Args:
-            memory: Of these stages, run alone.
-            first: The first of them.
-            last: The last of them.
-        """
+        """Return what keeping stages `first` to `last` saves, and both overheads, in bytes."""
         held, saved = self.states[first].bytes, memory.kept_bytes
         recording = memory.kept_peak - held - saved
         backward = memory.backward_peak - held - saved

@@ -157,13 +157,7 @@ def measure_subject(
 def found_on_file(
     known: _M, subjects: Iterable[Subject], wants_options: Callable[[_M], bool]
 ) -> _M | None:
-    """Return what a file knows, with options if they are wanted; ``None`` if it lacks these.
-
-    Args:
-        known: With the account of the file, and no options.
-        subjects: The chain, or its segments.
-        wants_options: As for `measure_subject`.
-    """
+    """Return what a file knows, with options if they are wanted; ``None`` if it lacks these."""
     plain = replace(known, account=known.account.without_options())
     if not wants_options(plain):
         return plain
@@ -178,11 +172,7 @@ def with_options_of(measured: _M, found: Sequence[ObservedOption], kept: Kept) -
 
 
 def traits_of(subjects: Iterable[Subject]) -> tuple[Traits, ...]:
-    """Return the traits of every stage but the loss, seen in one run of each.
-
-    Args:
-        subjects: The chain, or its segments.
-    """
+    """Return the traits of every stage but the loss, seen in one run of each."""
     found = []
     for subject in subjects:
         source = subject.source

@@ -143,14 +143,7 @@ def observe_options(
 
 
 def _options(place: _StagePosition, count: int, kept_time: int, most: int) -> list[Option]:
-    """Return at most `most` options of `count` stages, fewer where they have many operators.
-
-    Args:
-        place: Where the stages are.
-        count: How many are kept together.
-        kept_time: What their forwards take, in ns.
-        most: Of options; one that keeps all of one stage is no option.
-    """
+    """Return at most `most` options of `count` stages, fewer where they have many operators."""
     graph = place.traced(count, repeats=2)
     if graph is None:
         return []
@@ -177,12 +170,7 @@ def with_options(
 def options_on_file(
     account: Account | JoinAccount, subjects: Iterable[Subject]
 ) -> OptionTable | None:
-    """Return the options of an account that was read, made anew; ``None`` if it lacks some.
-
-    Args:
-        account: The account.
-        subjects: The chain that it is of, or its segments.
-    """
+    """Return the options of an account that was read, made anew; ``None`` if it lacks some."""
     if account.has_options:
         with suppress(PlanMismatchError):  # otherwise all is measured anew
             return restored_options(subjects, chosen_options(account.costs))

@@ -101,12 +101,7 @@ class TiedGradients:
 
     @classmethod
     def of(cls, leaves: _Leaves, held: Sequence[tuple[LeafGradient, ...]]) -> TiedGradients:
-        """Return the gradients that are summed.
-
-        Args:
-            leaves: What each stage sends a gradient to.
-            held: What holds each of these gradients, as far as that was seen.
-        """
+        """Return the gradients that are summed."""
         uses: dict[int, list[int]] = {}
         sizes: dict[int, int] = {}
         for index, stage_leaves in enumerate(leaves):

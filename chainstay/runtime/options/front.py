@@ -32,8 +32,6 @@ from chainstay.profiles.operators import Operator
 from chainstay.runtime.options.front_hull import convex_front
 from chainstay.runtime.options.selection import Selection
 
-__all__ = ["pareto_front", "thinned"]
-
 LIMIT: Final = 256
 """Choices that are looked at per state; see `pareto_front`."""
 

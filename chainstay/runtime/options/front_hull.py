@@ -33,9 +33,6 @@ from chainstay.runtime.options.selection import Selection
 def fewest_bytes(operators: Sequence[Operator]) -> Selection | None:
     """Return the choice that keeps the fewest bytes, the fastest of these; ``None`` without any.
 
-    Args:
-        operators: The stage, in the order of its forward.
-
     Example:
         >>> stage = (
         ...     Operator(time=90, result_bytes=8, is_saved=True),

@@ -94,14 +94,12 @@ class Pack:
         saver: The operator that saves it.
         operator: The operator that can make it again; ``None`` if it always stays.
         extra: Its number among what that operator saves; ``None`` if it lies in the result.
-        is_input: Whether it lies in the stage's incoming state.
     """
 
     layout: MemoryLayout
     saver: int
     operator: int | None = None
     extra: int | None = None
-    is_input: bool = False
 
     def is_dropped(self, replayed: frozenset[int], redrawn: frozenset[int]) -> bool:
         """Whether it is made again, where these operators are run again."""
@@ -300,10 +298,7 @@ class _Assembly:
         )
 
     def _pack(self, pack: TracedPack) -> Pack:
-        source, saver = self._source(pack.value), self.places[pack.saver]
-        if source is None:
-            return Pack(pack.layout, saver, is_input=pack.storage in self.trace.state)
-        return Pack(pack.layout, saver, *source)
+        return Pack(pack.layout, self.places[pack.saver], *(self._source(pack.value) or ()))
 
     def _source(self, index: int) -> tuple[int, int | None] | None:
         """The operator that makes a value, and its number if it is an extra; ``None``: it stays."""

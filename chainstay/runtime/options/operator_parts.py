@@ -20,8 +20,6 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-__all__ = ["SplitLevel", "split_operators", "takes_rate"]
-
 
 class SplitLevel(Enum):
     """The operators that are split into parts, from the most to the fewest.

@@ -49,7 +49,6 @@ class Option:
             included, its input left out.
         replay_time: What its backward takes more than one that has everything, in ns; added up
             from the times of its operators.
-        needs_input: Whether it holds a part of the incoming state, or makes tensors of it.
         selection: What it keeps and what it makes again.
         code: What runs it.
         stages: How many stages of a chain it keeps together.
@@ -60,7 +59,6 @@ class Option:
     name: str
     saved_bytes: int
     replay_time: int
-    needs_input: bool
     selection: Selection
     code: OptionCode
     stages: int = 1
@@ -168,7 +166,6 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
         name=f"drops {', '.join(names)}" if names else "keeps everything",
         saved_bytes=graph.fixed_bytes + selection.kept_bytes,
         replay_time=selection.replay_time,
-        needs_input=any(pack.is_input for pack in graph.packs) or bool(code.state_reads),
         selection=selection,
         code=code,
     )
@@ -177,14 +174,7 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
 def run_option(
     run: OptionRun, state: State, stage: int, policy: OffloadPolicy | None = None
 ) -> State:
-    """Run the forward of a stage with an option, the first of a step; return the next state.
-
-    Args:
-        run: The run.
-        state: The stage's input.
-        stage: The stage's number in its chain, for messages.
-        policy: Knows which tensors may go to the host; ``None`` where all stay.
-    """
+    """Run the forward of a stage with an option, the first of a step; return the next state."""
     pack = OptionPack(run, stage, policy)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
     try:
@@ -239,10 +229,6 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
     """Whether replays give what the forward has saved, bit for bit; call it inside `measuring`.
 
     Kernels that do not always add in the same order do not, for instance.
-
-    Args:
-        option: To be run once.
-        given: The stage's input, and what all stages may read.
     """
     state, shared = given
     stage = option.code.graph.stage

@@ -61,11 +61,6 @@ def _own_option(option: Option, stages: Sequence[ChainStage], first: int) -> Opt
 def require_current_copies(table: OptionTable, shared: Sequence[Any], device: torch.device) -> None:
     """Refuse a step where autocast's copies of weights are older than what replays cast.
 
-    Args:
-        table: The options of the step.
-        shared: The values that all stages may read.
-        device: Where they run.
-
     Raises:
         PlanMismatchError: It is so, as after an optimizer's step within one context.
     """

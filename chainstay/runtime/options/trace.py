@@ -60,13 +60,11 @@ class TracedPack:
     Attributes:
         value: The number of its value, or `EXTERNAL`.
         layout: How it lies in memory.
-        storage: The key of its storage.
         saver: The node that saves it.
     """
 
     value: int
     layout: MemoryLayout
-    storage: int
     saver: fx.Node
 
 
@@ -105,7 +103,6 @@ class Trace:
         views: Nodes that give nothing but views.
         packs: What autograd saves.
         written: Storages from outside that it changes.
-        state: Storages of the incoming state.
         outputs: Values of the outgoing state.
         made: Per node, the storages of its result and the values that these had.
         flags: Whether the graph's inputs require gradients.
@@ -118,7 +115,6 @@ class Trace:
     views: set[fx.Node] = field(default_factory=set)
     packs: list[TracedPack] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
-    state: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     made: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
     flags: list[bool] = field(default_factory=list)
@@ -139,8 +135,6 @@ class Trace:
             tensors = tensors_in(value)
             self.made[node] = {self._take(tensor): EXTERNAL for tensor in tensors}
             self.flags.append(any(tensor.requires_grad for tensor in tensors))
-        for node in places[: self.run.composition.width]:
-            self.state.update(self.made[node])
         self.written.update(_key(shared[position]) for position in self.run.stage.effects.written)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, refuse_backward)
         with torch.enable_grad(), hooks:
@@ -215,9 +209,8 @@ class Trace:
     def _note_packs(self, node: fx.Node, arguments: Sequence[fx.Node], held: Held) -> None:
         for number, tensor in enumerate(self._packed):
             is_extra = _key(tensor) not in self._current
-            key = self._know(tensor, node)
-            index = self._current[key]
-            self.packs.append(TracedPack(index, MemoryLayout.of(tensor), key, node))
+            index = self._current[self._know(tensor, node)]
+            self.packs.append(TracedPack(index, MemoryLayout.of(tensor), node))
             if index == EXTERNAL:
                 continue
             value = self.values[index]

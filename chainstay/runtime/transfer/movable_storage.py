@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.stage.states import MemoryLayout, version_of
-from chainstay.runtime.transfer.engine import Engine, Ticket, flat, whole_storage
+from chainstay.runtime.stage.states import MemoryLayout, version_of, whole_storage
+from chainstay.runtime.transfer.engine import Engine, Ticket
 from chainstay.runtime.transfer.pool import Slot
 
 
@@ -34,6 +34,7 @@ class MovableStorage:
     Attributes:
         stage: The stage that made it.
         memory: On the device, all of it as bytes.
+        stand_ins: Stand for the saved tensors that lie here.
         ticket: The ticket of its last transfer, if that need be waited for.
         stays: A later state has it too: it is not let go.
     """
@@ -44,9 +45,9 @@ class MovableStorage:
         "_is_unread",
         "_size",
         "_slot",
-        "_stand_ins",
         "memory",
         "stage",
+        "stand_ins",
         "stays",
         "ticket",
     )  # fmt: skip
@@ -60,11 +61,7 @@ class MovableStorage:
         self.memory: torch.Tensor | None = whole_storage(tensor)
         self._engine = engine
         self._size = self.memory.nbytes
-        self._stand_ins: list[weakref.ref[OffloadedTensor]] = []
-
-    def know(self, tensor: OffloadedTensor) -> None:
-        """Know a saved tensor that lies here, without holding it."""
-        self._stand_ins.append(weakref.ref(tensor))
+        self.stand_ins: list[weakref.ref[OffloadedTensor]] = []
 
     @property
     def is_leaving(self) -> bool:
@@ -83,7 +80,7 @@ class MovableStorage:
 
     def go(self) -> None:
         """Let the memory on the device go; the computation waits for the transfer already."""
-        for reference in self._stand_ins:
+        for reference in self.stand_ins:
             stand_in = reference()
             if stand_in is not None:
                 stand_in.let_go()
@@ -97,7 +94,7 @@ class MovableStorage:
         assert self._slot is not None, "it was sent"
         assert self.ticket is not None, "it was sent"
         self._is_unread = True
-        self.memory = flat(self._size, self._engine.device)
+        self.memory = torch.empty(self._size, dtype=torch.uint8, device=self._engine.device)
         return self.memory, self._slot, self.ticket
 
     def under(self, ticket: Ticket, *, leaves_host: bool) -> None:
@@ -150,7 +147,7 @@ class OffloadedTensor:
         self._tensor: torch.Tensor | None = tensor.detach()
         self._version = version_of(tensor)
         self._is_spoiled = False
-        storage.know(self)
+        storage.stand_ins.append(weakref.ref(self))  # without holding it
 
     def let_go(self) -> None:
         """Hold the tensor no longer."""

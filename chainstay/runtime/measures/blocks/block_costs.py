@@ -64,10 +64,6 @@ def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
 
     Their inputs and outputs are held from then on, on the CPU.
 
-    Args:
-        host: Runs the model's own Python on a call.
-        graphs: The graphs of its blocks.
-
     Raises:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
     """
@@ -89,11 +85,7 @@ def peak_around(around: Around) -> int:
 
 
 def with_loss(around: Around, loss: Loss) -> Around:
-    """The same with a loss behind the model.
-
-    Args:
-        around: The model around its blocks.
-        loss: A function from the model's output to a scalar.
+    """Return the same with a loss behind the model: a function from its output to a scalar.
 
     Raises:
         UnsupportedModelError: The loss cannot be traced on the model's output.
