@@ -233,9 +233,7 @@ class Environment:
         differing = [
             setting for setting in self.autocast if setting != _autocast_setting(setting[0])
         ]
-        if self.backends != backend_settings():
-            return self._with_backends(differing)
-        if not (differing or self.random):
+        if not (differing or self.random or self.backends != backend_settings()):
             return _NOTHING
         return self._entered(differing)
 
@@ -252,16 +250,13 @@ class Environment:
                 torch._C._vmapmode_increment_nesting()  # noqa: SLF001  # no public way
 
     @contextmanager
-    def _with_backends(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
-        with entered_settings(self.backends), self._entered(autocast):
-            yield
-
-    @contextmanager
     def _entered(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
         present = tuple([(where, _random_state(where)) for where, _ in self.random])
         try:
             restore_random_states(self.random)
             with ExitStack() as stack:
+                if self.backends != backend_settings():
+                    stack.enter_context(entered_settings(self.backends))
                 for device_type, enabled, dtype, cached in autocast:
                     stack.enter_context(
                         torch.autocast(

@@ -171,7 +171,7 @@ class Run:
         if self.transfers is not None:
             self.held = self.transfers.made(step, state, output)
         last = step.stages[-1]
-        if self._acts_before_backward(last):
+        if self.plan.before_backward[last] or self.plan.closing.get(last):
             for node in _nodes_of(output, state):
                 node.register_prehook(lambda _: self.prepare_backward(last))
         return output
@@ -242,9 +242,6 @@ class Run:
             made = None if self.transfers is None else self.transfers.made(step, state, output)
             self._store(self.plan.shape.output(step.stages[-1]), detached(output))
             del made
-
-    def _acts_before_backward(self, stage: int) -> bool:
-        return bool(self.plan.before_backward[stage] or self.plan.closing.get(stage))
 
     def _transfer(self, actions: tuple[Action, ...]) -> None:
         if actions and self.transfers is not None:

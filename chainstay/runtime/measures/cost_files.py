@@ -17,7 +17,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -68,13 +68,6 @@ class AccountFile:
 
     path: Path
     names: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls, signature: str, names: Iterable[str], directory: str | os.PathLike[str]
-    ) -> AccountFile:
-        """Return the file in `directory` for `signature` and stages of these names."""
-        return cls(path_in(directory, signature), tuple(names))
 
     def read(self) -> Account | None:
         """Return the costs in the file, if they are sound.

@@ -16,9 +16,9 @@ from chainstay.runtime.capture.trials.world import random_numbers_kept
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.execute.environment import Traits, first_look
-from chainstay.runtime.execute.items import movable_chain
+from chainstay.runtime.execute.items import movable_chain, movable_profile
 from chainstay.runtime.measures.account import Account
-from chainstay.runtime.measures.cost_files import AccountFile, signature_of
+from chainstay.runtime.measures.cost_files import AccountFile, path_in, signature_of
 from chainstay.runtime.measures.costs import (
     Subject,
     Surroundings,
@@ -66,7 +66,7 @@ class Measurement:
         The input, which is the caller's, and what several states share stay on the device.
         """
         schedule = Schedule.keep_all(len(self.account.stages))
-        return OffloadProfile.from_chain(movable_chain(self.account.profile_for(schedule)))
+        return movable_profile(self.account.profile_for(schedule))
 
     @property
     def movable_profile(self) -> ChainProfile:
@@ -128,8 +128,8 @@ def measure_subject(
     autocast = Autocast.now(subject.device)
     file = None
     if cache is not None:
-        titles = (stage.name for stage in subject.stages)
-        file = AccountFile.of(signature_of(subject, autocast), titles, cache)
+        titles = tuple(stage.name for stage in subject.stages)
+        file = AccountFile(path_in(cache, signature_of(subject, autocast)), titles)
     account = None if file is None else file.read()
     if account is not None:
         known = Measurement(chain=chain(traits=traits_of([subject])), account=account)

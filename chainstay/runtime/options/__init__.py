@@ -28,29 +28,3 @@ module               what is in it
 `option`             all of this together
 ===================  ========================================================================
 """
-
-from chainstay.runtime.options.graph import StageGraph, trace_stage
-from chainstay.runtime.options.option import (
-    Option,
-    OptionPart,
-    admitted,
-    option_of,
-    run_option,
-    selections_of,
-    stage_options,
-)
-from chainstay.runtime.options.replay import OptionRun, ReplayHandle
-
-__all__ = [
-    "Option",
-    "OptionPart",
-    "OptionRun",
-    "ReplayHandle",
-    "StageGraph",
-    "admitted",
-    "option_of",
-    "run_option",
-    "selections_of",
-    "stage_options",
-    "trace_stage",
-]

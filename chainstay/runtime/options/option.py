@@ -98,8 +98,11 @@ def stage_options(
     """
     steady = steady_selection(graph)
     front = thinned(selections_of(graph), most + 1)
+    same = (steady.replayed, steady.redrawn)
     others = (
-        selection for selection in front if not selection.drops or not _is_like(selection, steady)
+        selection
+        for selection in front
+        if not selection.drops or (selection.replayed, selection.redrawn) != same
     )
     options = [option_of(graph, selection) for selection in others]
     if steady.drops:
@@ -118,10 +121,6 @@ def _with_hooks(graph: StageGraph, selection: Selection) -> Selection:
     hooks = _HOOK_TIME * len(hooked) + _PACK_TIME * sum(map(len, hooked))
     own = _RUN_TIME + hooks + _GROUP_TIME * groups
     return replace(selection, replay_time=selection.replay_time + own)
-
-
-def _is_like(one: Selection, other: Selection) -> bool:
-    return (one.replayed, one.redrawn) == (other.replayed, other.redrawn)
 
 
 def _replays_all(options: Sequence[Option]) -> bool:

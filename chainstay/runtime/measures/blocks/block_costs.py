@@ -19,7 +19,12 @@ from chainstay.runtime.execute.block_executor import BlockSchedule
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_account import BlockAccountant, standing_bytes_of
-from chainstay.runtime.measures.cost_files import AccountFile, signature_around, signature_of
+from chainstay.runtime.measures.cost_files import (
+    AccountFile,
+    path_in,
+    signature_around,
+    signature_of,
+)
 from chainstay.runtime.measures.costs import (
     ObservedStage,
     Subject,
@@ -246,5 +251,5 @@ def _file_of(
         signature_around(call.model, (call.args, call.kwargs), loss),
         *(signature_of(subject, autocast) for subject in subjects),
     ]
-    names = [stage.name for stage in around.chain.stages]
-    return AccountFile.of("\n".join(signatures), names, cache)
+    names = tuple(stage.name for stage in around.chain.stages)
+    return AccountFile(path_in(cache, "\n".join(signatures)), names)
