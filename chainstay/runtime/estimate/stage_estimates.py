@@ -45,29 +45,18 @@ def estimate_stages(
         UnsupportedModelError: The loss gives something else than one number, the model
             integers, or a stage fails.
     """
-    states, leaves, lineage = _run_all(subject)
-    probed = _probe_all(subject, states, leaves, device, mode)
-    observed = [
-        ObservedStage(
-            stage=stage,
-            traits=Traits.of(stage),
-            leaves=leaves[index],
-            time=probed[index][1],
-            given=lineage.states[index],
-            result=lineage.states[index + 1],
-            environment_bytes=sum(
-                subject.shared[position].nbytes for position in stage.effects.written
-            ),
-        )
-        for index, stage in enumerate(subject.stages)
-    ]
-    return observed, [memory for memory, _ in probed]
+    observed, states = _observe(subject)
+    probed = _probe_all(subject, states, [seen.leaves for seen in observed], device, mode)
+    times = [time for _, time in probed]
+    timed = [replace(seen, time=time) for seen, time in zip(observed, times, strict=True)]
+    return timed, [memory for memory, _ in probed]
 
 
-def _run_all(subject: Subject) -> tuple[list[State], list[tuple[torch.Tensor, ...]], Lineage]:
-    """Run the chain once; return every stage's input and leaves, and what states share."""
+def _observe(subject: Subject) -> tuple[list[ObservedStage], list[State]]:
+    """Run the chain once; return what is seen of every stage but its times, and its input."""
     held = (value for value in subject.shared if isinstance(value, torch.Tensor))
-    states, leaves, lineage = [subject.source], [], Lineage.beside(held, subject.device)
+    observed, states = [], [subject.source]
+    lineage = Lineage.beside(held, subject.device)
     lineage.add(subject.source)
     last = len(subject.model_stages) - 1
     for index, stage in enumerate(subject.stages):
@@ -78,9 +67,20 @@ def _run_all(subject: Subject) -> tuple[list[State], list[tuple[torch.Tensor, ..
         elif index == last:
             require_differentiable(output)
         lineage.add(output, source)
-        leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
+        written = stage.effects.written
+        observed.append(
+            ObservedStage(
+                stage=stage,
+                traits=Traits.of(stage),
+                leaves=tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)),
+                time=StageTime(0, 0),
+                given=lineage.states[index],
+                result=lineage.states[index + 1],
+                environment_bytes=sum(subject.shared[position].nbytes for position in written),
+            )
+        )
         states.append(detached(output))
-    return states, leaves, lineage
+    return observed, states
 
 
 def _probe_all(

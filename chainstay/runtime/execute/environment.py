@@ -161,7 +161,7 @@ class Environment:
             if traits.draws_random
             else (),
             written=dict(zip(traits.written, copied(changed), strict=True)),
-            reads=tuple([_read(position, shared[position]) for position in traits.reads]),
+            reads=tuple([(p, _place_of(shared[p]), has_gradient(shared[p])) for p in traits.reads]),
             autocast=_autocast_settings(device),
             backends=backend_settings(),
         )
@@ -283,13 +283,8 @@ def require_repeatable(
 ) -> None:
     """Run `stage` again as a plan would, where backwards run; it must give `output` once more.
 
-    Args:
-        stage: What to run.
-        given: Its input, and what it shares with others.
-        output: The output of its run in `environment`.
-        environment: The environment of that run.
-        device: Where it runs. There, backwards have a thread of their own, and libraries choose
-            kernels for each thread.
+    On an accelerator, backwards have a thread of their own, and libraries choose kernels for each
+    thread. `environment` is that of the run that gave `output`.
 
     Raises:
         UnsupportedModelError: It gives something else.
@@ -316,11 +311,6 @@ def require_repeatable(
             f"stage {stage.name} gives another output when it runs again on the same input{where}; "
             f"{REMEDY}"
         )
-
-
-def _read(position: int, value: object) -> SharedRead:
-    """Return what is noted of a shared value that is only read."""
-    return position, _place_of(value), has_gradient(value)
 
 
 def _place_of(value: object) -> object:

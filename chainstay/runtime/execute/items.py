@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from chainstay.profiles import ChainProfile, OffloadProfile, Stage
 from chainstay.schedule import Item, Op, OpKind, Schedule
@@ -190,17 +190,16 @@ def as_chain_schedule(schedule: Schedule) -> Schedule:
 
     There the activation ``a^j`` is what stage j - 1 saves. The input is the caller's.
     """
-    return Schedule(tuple(_renamed(schedule)))
-
-
-def _renamed(schedule: Schedule) -> Iterator[Op]:
+    ops = []
     for op in schedule:
-        match op.kind:
-            case OpKind.OFFLOAD_ACTIVATION if op.stage:
-                yield Op(OpKind.OFFLOAD_SAVED, op.stage - 1)
-            case OpKind.PREFETCH_ACTIVATION if op.stage:
-                yield Op(OpKind.PREFETCH_SAVED, op.stage - 1)
-            case OpKind.OFFLOAD_ACTIVATION | OpKind.PREFETCH_ACTIVATION:
-                pass
-            case _:
-                yield op
+        if op.kind not in _OF_SAVED:
+            ops.append(op)
+        elif op.stage:
+            ops.append(Op(_OF_SAVED[op.kind], op.stage - 1))
+    return Schedule(tuple(ops))
+
+
+_OF_SAVED: Final = {
+    OpKind.OFFLOAD_ACTIVATION: OpKind.OFFLOAD_SAVED,
+    OpKind.PREFETCH_ACTIVATION: OpKind.PREFETCH_SAVED,
+}

@@ -38,11 +38,7 @@ from chainstay.runtime.stage.states import state_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredJoin(StagedJoin):
-    """A join and what it costs.
-
-    Attributes:
-        account: What the stages cost, the loss included.
-    """
+    """A join and what its stages cost, the loss included."""
 
     account: JoinAccount
 
@@ -58,13 +54,8 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
 ) -> MeasuredJoin:
     """Measure time and memory of every stage of a join; call it inside `measuring`.
 
-    Args:
-        join: See `cut_into_join`.
-        parts: Its branches and its tail; see `parts_of`.
-        names: What messages call the values that all stages may read.
-        repeats: The least number of timed runs of each stage; see `chainstay.measure`.
-        cache: A directory for what was measured, as for `chainstay.fit`.
-        wants_options: Whether to look for options of stages.
+    `parts` are those that `parts_of` found; `names` is what messages call the values that all
+    stages may read; `repeats` and `cache` are as for `chainstay.measure`.
 
     Raises:
         UnsupportedModelError: A stage or the loss fails; the text names it.

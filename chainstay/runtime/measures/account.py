@@ -16,8 +16,7 @@ With these the simulator finds the peak of that schedule. What is made of them f
   of theirs: saved environments count as if every stage that can have one had it. Without these
   it is what every schedule needs at least, and bounds them all.
 * `Account.by_kind_in` is closer where a schedule is known, and sound for that one alone.
-* `Account.flat_profile` and `flat_profile_for` are `profile` and `profile_for` with options, for
-  solvers that know no kinds of runs.
+* `Account.with_flat_options` adds options for solvers that know no kinds of runs.
 """
 
 from __future__ import annotations
@@ -77,9 +76,7 @@ class Account:
                 "chains; call the model on samples of one shape in all of them"
             )
         return replace(
-            accounts[0],
-            input_bytes=max(account.input_bytes for account in accounts),
-            input_gradient_bytes=max(account.input_gradient_bytes for account in accounts),
+            _largest(tuple(accounts)),
             stages=tuple(map(_largest, zip(*stages, strict=True))),
             skips=tuple(map(_largest, zip(*skips, strict=True))),
         ).without_options()
@@ -210,16 +207,8 @@ class Account:
             )
         )
 
-    def flat_profile(self) -> ChainProfile:
-        """Return `profile` with options of one stage, whose runs all cost the same."""
-        return self.with_flat_options(self.profile())
-
     def flat_profile_for(self, schedule: Schedule) -> ChainProfile:
-        """Return `profile_for` with the same options: a profile for what may move to the host.
-
-        Args:
-            schedule: A schedule as for `profile_for`; its options are those of one stage.
-        """
+        """Return `profile_for` with options of one stage, for what may move to the host."""
         whole = Schedule(tuple(replace(op, option=0) for op in schedule))
         return self.with_flat_options(self.profile_for(whole))
 
@@ -316,9 +305,7 @@ def environment_bytes(
 ) -> Iterator[int]:
     """Yield the bytes of saved environments while each operation runs, its own included.
 
-    Args:
-        runs: The kind of every operation, and the stages that it is about.
-        cost_of: Tells what a stage costs.
+    `runs` are the kind of every operation, and the stages that it is about.
     """
     first: dict[_StageKey, int] = {}
     last: dict[_StageKey, int] = {}
@@ -334,7 +321,7 @@ def environment_bytes(
         again = {stage: cost_of(stage) for stage in stages if first[stage] < last[stage]}
         if kind is OpKind.BACKWARD:
             yield held
-            held -= sum(cost.buffer_bytes for cost in again.values())
+            held -= sum(cost.environment_bytes - cost.random_bytes for cost in again.values())
         else:
             held += sum(c.environment_bytes for s, c in again.items() if position == first[s])
             copied = sum(c.environment_bytes for s, c in again.items() if position > first[s])
@@ -368,7 +355,7 @@ def _needing(record: _Kept, kind: str, size: int) -> _Kept:
 _StageKey = TypeVar("_StageKey", bound=Hashable)
 _Records: TypeAlias = Sequence[tuple[range, OptionCost | None]]
 """By operation: the stages that it is about, and the option, as `Account._records` gives them."""
-_Record = TypeVar("_Record", StageCost, Skip)
+_Record = TypeVar("_Record", Account, StageCost, Skip)
 _Kept = TypeVar("_Kept", Stage, StageOption)
 
 

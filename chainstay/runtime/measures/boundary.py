@@ -109,11 +109,8 @@ def swallow(
 ) -> State:
     """`state` as a stage in mid-chain gets it: no leaves, their gradients go on below.
 
-    What hangs below is an empty leaf: the state itself would be held by the graph.
-
-    Args:
-        state: Tensors that require no gradient are handed on as they are.
-        receive: Called with the gradients of all tensors before they are forgotten.
+    What hangs below is an empty leaf: the state itself would be held by the graph. `receive` gets
+    the gradients of all tensors before they are forgotten.
     """
     wanting = wanting_gradients(state)
     if not wanting:
@@ -180,13 +177,9 @@ def seeded(
     uses: LeafUses | None = None,
     last: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A scalar whose backward allocates `gradients` for the state.
+    """A scalar whose backward allocates `gradients` for the state, and for leaves in `uses`.
 
-    Args:
-        state: The state.
-        gradients: The gradients.
-        uses: Leaves that get a gradient with it if stages behind have sent them some.
-        last: What `waiting_for` gave, if anything is to wait.
+    `last` is what `waiting_for` gave, if anything is to wait.
     """
     uses = uses or LeafUses()
     wanting = (tensor for tensor, known in zip(state, gradients.layouts, strict=True) if known)

@@ -17,7 +17,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -133,12 +133,9 @@ def _digest(body: object) -> str:
 
 
 def record_from(kind: type[_R], found: Fields, **others: Any) -> _R:
-    """Return a record, as `dataclasses.asdict` wrote it.
+    """Return a record of class `kind`, as `dataclasses.asdict` wrote it.
 
-    Args:
-        kind: Its class.
-        found: Its numbers, lists of numbers, texts and flags.
-        others: Its fields of other types.
+    `others` are its fields that are no numbers, lists of numbers, texts or flags.
     """
     readers: dict[str, Callable[[str], object]] = {
         "int": found.integer,
@@ -238,15 +235,9 @@ def _lines(subject: Subject, autocast: Autocast | None) -> Iterator[str]:
     for tensor in (*subject.source, *subject.counted):
         yield _text_of(tensor)
     for stage in subject.stages:
-        yield from _stage(stage, subject.shared)
-
-
-def _stage(stage: ChainStage, shared: Sequence[Any]) -> Iterator[str]:
-    yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
-    for part in stage.parts:
-        yield part.text
-    for position in stage.effects.reads:
-        yield _text_of(shared[position])
+        yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
+        yield from (part.text for part in stage.parts)
+        yield from (_text_of(subject.shared[position]) for position in stage.effects.reads)
 
 
 def _text_of(value: object) -> str:

@@ -27,7 +27,7 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.profiles import Skip
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import trace_phases
-from chainstay.runtime.execute.environment import Traits, first_look, require_repeatable
+from chainstay.runtime.execute.environment import first_look, require_repeatable
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime, TimedStage, stage_times, time_chain
@@ -83,12 +83,9 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedStage:
+class ObservedStage(TimedStage):
     """The observations of a stage, its memory not traced; sizes in bytes."""
 
-    stage: ChainStage
-    traits: Traits
-    leaves: tuple[torch.Tensor, ...]
     time: StageTime
     given: NumberedState
     result: NumberedState
@@ -179,9 +176,8 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
 
 def timed(observed: Sequence[ObservedStage], subject: Subject, repeats: int) -> list[ObservedStage]:
     """Return the stages with the time that each takes, the least of so many runs."""
-    stages = [TimedStage(seen.stage, seen.traits, seen.leaves) for seen in observed]
     given = (subject.source, subject.shared)
-    times = time_chain(stages, given, subject.device, repeats, subject.progress)
+    times = time_chain(observed, given, subject.device, repeats, subject.progress)
     return [replace(s, time=t) for s, t in zip(observed, stage_times(times), strict=True)]
 
 
@@ -192,14 +188,10 @@ def trace_chain(
     *,
     is_whole: bool = False,
 ) -> list[StageMemory]:
-    """Memory of every stage, run alone on what the stages before it give.
+    """Return the memory of every stage, run alone on what the stages before it give.
 
-    Args:
-        observed: The stages.
-        subject: The chain that they are of, and its input.
-        gradients: The gradients of the last state, as whoever reads it leaves them; by default as
-            usual.
-        is_whole: Whether nothing else uses their leaves, so that it is known when gradients wait.
+    `gradients` are those of the last state, as whoever reads it leaves them; by default as usual.
+    With `is_whole`, nothing else uses their leaves, so that it is known when gradients wait.
     """
     probes = [
         StageProbe(stage=seen.stage, shared=subject.shared, leaves=seen.leaves) for seen in observed
@@ -320,18 +312,14 @@ class Surroundings:
             has_loss=has_loss,
         )
 
-    @property
-    def handed_out(self) -> NumberedState:
-        """The model's output, which the caller holds."""
-        return self.states[-2] if self.has_loss else self.states[-1]
-
     def gradient_bytes(self, state: int) -> int:
         """Return the bytes of a state's gradient, and of what waits beside it."""
         return self.gradients[state].allocated_bytes + self.tied.beside(state)
 
     def waiting(self, stage: int) -> int:
         """Return the bytes of the model's output that the caller holds beside a stage."""
-        return self.handed_out.bytes_outside(self.states[stage])
+        output = self.states[-2] if self.has_loss else self.states[-1]
+        return output.bytes_outside(self.states[stage])
 
     def kept(self, memory: StageMemory, first: int, last: int) -> tuple[int, int, int]:
         """Return what keeping stages `first` to `last` saves, and both overheads, in bytes."""

@@ -74,7 +74,7 @@ class Measurement:
 
         Its stages have those of their options that keep one stage.
         """
-        return movable_chain(self.account.flat_profile())
+        return movable_chain(self.account.with_flat_options(self.account.profile()))
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
         """Return a profile for schedules like `schedule`: closer, but sound for no other."""

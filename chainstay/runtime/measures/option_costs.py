@@ -83,14 +83,9 @@ def observe_options(
     has_spans: bool = True,
     is_whole: bool = False,
 ) -> list[ObservedOption]:
-    """Return the options of every stage and span of a chain; call it inside `measuring`.
+    """Return the options of every stage of a chain; call it inside `measuring`.
 
-    Args:
-        observed: The stages.
-        memories: Their memory.
-        subjects: The chain that they are of, or its segments.
-        has_spans: Whether several stages may be kept together.
-        is_whole: As for `trace_chain`.
+    With `has_spans`, several stages may be kept together; `is_whole` is as for `trace_chain`.
     """
     everything = sum(memory.kept_bytes for memory in memories)
     if has_spans:
@@ -200,12 +195,8 @@ def restored_options(
 ) -> OptionTable:
     """Make options that were chosen before; call it inside `measuring`.
 
-    Of stages that are alike, one is looked at.
-
-    Args:
-        subjects: A chain like the one that they were chosen for, or its segments.
-        wanted: What they keep, by stage and number.
-        is_checked: Whether to run each once, and compare what it makes again with what was saved.
+    Of stages that are alike, one is looked at. With `is_checked`, each option is run once, and what
+    it makes again is compared with what was saved.
 
     Raises:
         PlanMismatchError: A stage has no such option, or it fails this comparison.
@@ -239,10 +230,7 @@ def options_again(
 ) -> OptionTable | None:
     """Return the same options of a chain that differs in numbers; call it inside `measuring`.
 
-    Args:
-        table: The options of the chain that it was.
-        stages: The stages of the chain that it is.
-        subjects: Makes subjects of these, to run those that have other numbers.
+    `subjects` makes subjects of its `stages`, to run those that have other numbers.
 
     Returns:
         The options, or ``None`` if one of these stages saves something else now.

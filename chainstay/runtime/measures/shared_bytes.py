@@ -39,7 +39,7 @@ class LeafGradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeafUses:
-    """_Leaves of a stage, or of several, that other stages use, too.
+    """Leaves of a stage, or of several, that other stages use, too.
 
     Attributes:
         behind: Those that stages behind it use: their backwards have sent gradients before.

@@ -8,9 +8,9 @@ Operators are run again in the order of the forward, so that changes in place co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import fx
 
@@ -27,10 +27,13 @@ from chainstay.runtime.options.replay_operators import blank, scratch
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.special_operators import is_graphless, scratch_arguments
 
+_Stashes: TypeAlias = dict[tuple[fx.Node, bool], int]
+"""Places of what the forward sets aside: of a node's result, or of the generators before it."""
+
 
 def generate(graph: StageGraph, selection: Selection) -> OptionCode:
     """Return the code of a choice of what to keep."""
-    stashes = _Stashes()
+    stashes: _Stashes = {}
     hooked = hooked_packs(graph, selection)
     packs: list[tuple[int, int] | None] = [None] * len(graph.packs)
     replays: list[ReplayCode] = []
@@ -45,8 +48,8 @@ def generate(graph: StageGraph, selection: Selection) -> OptionCode:
                 packs[index] = len(replays), slot
             writer = _ReplayWriter(graph, sorted(group), selection.redrawn, stashes)
             replays.append(writer.replay(tuple(wanted.values())))
-    forward = function_of(_forward(graph, stashes.places, hooked))
-    return OptionCode(graph, forward, len(stashes.places), tuple(packs), tuple(replays))
+    forward = function_of(_forward(graph, stashes, hooked))
+    return OptionCode(graph, forward, len(stashes), tuple(packs), tuple(replays))
 
 
 def hooked_packs(graph: StageGraph, selection: Selection) -> list[range]:
@@ -64,9 +67,7 @@ def hooked_packs(graph: StageGraph, selection: Selection) -> list[range]:
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
-def _forward(
-    graph: StageGraph, places: Mapping[tuple[fx.Node, bool], int], hooked: Sequence[range]
-) -> fx.Graph:
+def _forward(graph: StageGraph, places: _Stashes, hooked: Sequence[range]) -> fx.Graph:
     """Return the stage's own graph, with what sets values aside, and with hooks."""
     own = graph.composition
     kinds = {step.node: step.generators for step in graph.steps}
@@ -108,17 +109,6 @@ def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
 
 
 @dataclass(slots=True)
-class _Stashes:
-    """Places of the values that the forward sets aside."""
-
-    places: dict[tuple[fx.Node, bool], int] = field(default_factory=dict)
-
-    def place(self, node: fx.Node, *, is_random: bool) -> int:
-        """The place of a node's result, or of the states of generators in front of it."""
-        return self.places.setdefault((node, is_random), len(self.places))
-
-
-@dataclass(slots=True)
 class _ReplayWriter:
     """Writes the function of one group.
 
@@ -144,7 +134,7 @@ class _ReplayWriter:
         steps = self.stage.steps
         states = {
             index: self._take(
-                ReplayInput(Origin.STASH, self.stashes.place(steps[index].node, is_random=True))
+                ReplayInput(Origin.STASH, self._place(steps[index].node, is_random=True))
             )
             for index in self.group
             if steps[index].generators
@@ -154,7 +144,7 @@ class _ReplayWriter:
         made: dict[int | None, fx.Node] = {}
         for node, index in self._ordered(views):
             if index is None:
-                self.copies[node] = self.graph.node_copy(node, self._copied)
+                self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
                 continue
             if index in marks:
                 self.graph.call_method("begin", (capture, marks[index]))
@@ -233,8 +223,12 @@ class _ReplayWriter:
             position = composition.shared[index - composition.width]
             return self._take(ReplayInput(Origin.SHARED, position, flag, is_scratch))
         flags = [step.requires_grad for step in self.stage.steps if step.node is node]
-        place = self.stashes.place(node, is_random=False)
+        place = self._place(node, is_random=False)
         return self._take(ReplayInput(Origin.STASH, place, any(flags)))
+
+    def _place(self, node: fx.Node, *, is_random: bool) -> int:
+        """The place where the forward stashes a node's result, or the states in front of it."""
+        return self.stashes.setdefault((node, is_random), len(self.stashes))
 
     def _take(self, given: ReplayInput) -> fx.Node:
         self.inputs.append(given)
@@ -258,7 +252,7 @@ class _ReplayWriter:
         """Run an operator again."""
         step = self.stage.steps[index]
         if step.cast is not None:
-            argument = self._copied(step.cast.argument)
+            argument = self.copies[step.cast.argument]
             return self.graph.call_method("to", (argument, step.cast.dtype))
         args, kwargs = self._arguments(step, is_redrawn=index in self.redrawn)
         return self.graph.create_node(step.node.op, step.node.target, args, kwargs)
@@ -267,18 +261,15 @@ class _ReplayWriter:
         self, step: OperatorStep, *, is_redrawn: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         node = step.node
-        kwargs: dict[str, Any] = fx.node.map_arg(dict(node.kwargs), self._copied)
+        kwargs: dict[str, Any] = fx.node.map_arg(dict(node.kwargs), self.copies.__getitem__)
         if is_redrawn:
             layout = step.noise
             assert layout is not None, "only dropout is redrawn"
             kinds = (tuple(layout.size), layout.stride, layout.dtype, layout.device)
-            rest: tuple[Any, ...] = fx.node.map_arg(node.args[1:], self._copied)
+            rest: tuple[Any, ...] = fx.node.map_arg(node.args[1:], self.copies.__getitem__)
             return (self.graph.call_function(blank, kinds), *rest), kwargs
-        args: list[Any] = list(fx.node.map_arg(node.args, self._copied))
+        args: list[Any] = list(fx.node.map_arg(node.args, self.copies.__getitem__))
         for place in step.scratch:
             given: Any = args if isinstance(place, int) else kwargs
             given[place] = self.graph.call_function(scratch, (given[place],))
         return tuple(args), kwargs
-
-    def _copied(self, node: fx.Node) -> fx.Node:
-        return self.copies[node]

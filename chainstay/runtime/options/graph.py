@@ -190,15 +190,9 @@ def trace_stage(
     """Run a stage node by node; ``None`` if it cannot be taken apart.
 
     A stage whose parameters are sharded cannot: when a replay reads them, they may not be there.
-    Call it inside `measuring`: statistics are updated and random numbers drawn.
-
-    Args:
-        stage: What to run; several stages as one if they are fused.
-        given: Its input, and what all stages may read.
-        device: Where it runs.
-        output_stays: Whether nobody changes its output in place, so that replays may start from
-            it: true of all stages but a model's last.
-        repeats: How often every operator is timed; the least time counts.
+    Call it inside `measuring`: statistics are updated and random numbers drawn. Every operator is
+    timed `repeats` times; the least time counts. With `output_stays`, nobody changes its output in
+    place, so that replays may start from it: true of all stages but a model's last.
     """
     if stage.is_sharded:
         return None

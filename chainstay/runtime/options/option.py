@@ -89,12 +89,8 @@ def stage_options(
 ) -> list[Option]:
     """Return options of a stage, from keeping everything to the fewest bytes; the last is steady.
 
-    Call it inside `measuring`: the stage is run once or more.
-
-    Args:
-        graph: The stage, or several as one.
-        given: Its input, and what all stages may read.
-        most: How many at most, the first and the last aside.
+    At most `most` are between the first and the last. Call it inside `measuring`: the stage is run
+    once or more.
     """
     steady = steady_selection(graph)
     front = thinned(selections_of(graph), most + 1)

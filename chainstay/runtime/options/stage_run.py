@@ -125,9 +125,7 @@ class StageRun:
     ) -> list[Any]:
         """Run all nodes; return the results.
 
-        Args:
-            inputs: The inputs of the graph.
-            around: Called with every operator, what is held, and the call; returns its result.
+        `around` gets every operator, what is held, and the call; it returns the operator's result.
         """
         held: Held = {}
         given = iter(inputs)

@@ -51,7 +51,8 @@ def merge_idle_cuts(
         assert cut is not None, "only the last one is followed by nothing"
         stage = stages[cut.index]
         after = behind.bytes if behind else 0
-        if cut.is_idle and not stage.is_loss and cut.bytes >= max(before, after):
+        is_idle = cut.idle_bytes * _SHARE >= cut.bytes > 0
+        if is_idle and not stage.is_loss and cut.bytes >= max(before, after):
             groups[-1] = fused([groups[-1], stage])
         else:
             groups.append(stage)
@@ -72,9 +73,7 @@ def idle_bytes(
 def spans_over_idle_cuts(idle: Sequence[int], least: int) -> list[tuple[int, int]]:
     """Return the first and last of two, four, eight ... stages that are worth keeping as one.
 
-    Args:
-        idle: As `idle_bytes` gives them.
-        least: Idle bytes from which a cut counts.
+    `idle` is as `idle_bytes` gives it; from `least` idle bytes on, a cut counts.
 
     Example:
         >>> spans_over_idle_cuts([0, 9, 9, 9, 0, 9], 1)
@@ -101,11 +100,6 @@ class _Cut:
     index: int
     bytes: int
     idle_bytes: int  # saved by neither side and not passed on: without the cut soon gone
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether that is a part worth mentioning."""
-        return self.idle_bytes * _SHARE >= self.bytes > 0
 
 
 def _cuts(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) -> Iterator[_Cut]:

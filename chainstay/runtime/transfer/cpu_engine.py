@@ -57,7 +57,10 @@ class CopyTicket:
     def copy(self) -> None:
         """Make all copies that nobody has forgotten."""
         with self._lock:
-            _copy(self._copies)
+            if self._copies:
+                # At once: each call lets go of Python's lock, and computing waits to get it back.
+                destinations, sources = zip(*self._copies, strict=True)
+                torch._foreach_copy_(destinations, sources)
 
     def end(self) -> None:
         """Nobody need wait any more."""
@@ -277,12 +280,6 @@ _LARGE: Final = 2**20
 def _own(ticket: Ticket) -> CopyTicket:
     assert isinstance(ticket, CopyTicket), "tickets come from the engine that gets them"
     return ticket
-
-
-def _copy(copies: Copies) -> None:
-    if copies:  # at once: each call lets go of Python's lock, and computing waits to get it back
-        destinations, sources = zip(*copies, strict=True)
-        torch._foreach_copy_(destinations, sources)
 
 
 def _stop(copiers: set[_Copier]) -> None:

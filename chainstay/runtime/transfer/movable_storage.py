@@ -40,16 +40,8 @@ class MovableStorage:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_engine",
-        "_is_unread",
-        "_size",
-        "_slot",
-        "memory",
-        "stage",
-        "stand_ins",
-        "stays",
-        "ticket",
+        "__weakref__", "_engine", "_is_unread", "_size", "_slot",
+        "memory", "stage", "stand_ins", "stays", "ticket",
     )  # fmt: skip
 
     def __init__(self, stage: int, engine: Engine, tensor: torch.Tensor) -> None:
@@ -129,13 +121,8 @@ class OffloadedTensor:
     """Stands for a tensor that may be away, in the graph or in a checkpoint."""
 
     __slots__ = (
-        "__weakref__",
-        "_is_spoiled",
-        "_layout",
-        "_prepare",
-        "_storage",
-        "_tensor",
-        "_version",
+        "__weakref__", "_is_spoiled", "_layout", "_prepare",
+        "_storage", "_tensor", "_version",
     )  # fmt: skip
 
     def __init__(

@@ -127,11 +127,8 @@ def engine_for(
 ) -> Engine:
     """Return the engine that moves bytes between `device` and the host.
 
-    Args:
-        device: An accelerator; for the CPU, a double that copies at the pace of `link`.
-        link: The link that the double pretends to be.
-        host_budget: Bytes of host memory for what is away; ``None`` for no limit.
-        beside: An engine for the same device to share host memory with.
+    For the CPU, that is a double that copies at the pace of `link`. What is away takes at most
+    `host_budget` bytes of host memory, ``None`` for no limit; an engine `beside` shares it.
 
     Raises:
         UnsupportedModelError: Another kind of device.

@@ -55,11 +55,7 @@ from chainstay.runtime.stage.states import copied
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBlocks(Measurement):
-    """A model's blocks and what a step with them costs.
-
-    Attributes:
-        blocks: The blocks.
-    """
+    """A model's blocks and what a step with them costs."""
 
     blocks: BlockChain
 
