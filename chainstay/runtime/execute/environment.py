@@ -29,7 +29,7 @@ from chainstay.runtime.execute.repeatable import (
     is_repeated,
 )
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, changeable, copied, version_of
+from chainstay.runtime.stage.states import State, changeable, copied, non_leaves, version_of
 
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
 _AutocastSetting = tuple[str, bool, torch.dtype, bool]
@@ -128,6 +128,11 @@ def incoming(stage: ChainStage, state: State) -> State:
     return changeable(state, copied(state)) if stage.effects.changes_input else state
 
 
+def in_mid_chain(stage: ChainStage, state: State) -> State:
+    """`state` as a stage gets it behind others: no leaves, and a copy if the stage changes it."""
+    return incoming(stage, state) if stage.effects.changes_input else non_leaves(state)
+
+
 @dataclass(slots=True)
 class Environment:
     """The surroundings of a stage's first run, to be entered again for each later run.
@@ -155,6 +160,7 @@ class Environment:
     ) -> Environment:
         """Save what the stage is about to change, and how what it reads is now."""
         changed = tuple(shared[position] for position in traits.written)
+        kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
         return cls(
             stage=stage.name,
             random=random_states(device, on_host=traits.draws_on_host)
@@ -162,7 +168,7 @@ class Environment:
             else (),
             written=dict(zip(traits.written, copied(changed), strict=True)),
             reads=tuple([(p, _place_of(shared[p]), has_gradient(shared[p])) for p in traits.reads]),
-            autocast=_autocast_settings(device),
+            autocast=tuple([_autocast_setting(kind) for kind in kinds]),
             backends=backend_settings(),
         )
 
@@ -357,13 +363,8 @@ def restore_random_states(states: RandomStates) -> None:
             accelerator.restore_random_state(state)
 
 
-def _autocast_settings(device: torch.device) -> tuple[_AutocastSetting, ...]:
-    """Autocast is thread-local and off inside backward, so it is saved and entered again."""
-    kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
-    return tuple([_autocast_setting(kind) for kind in kinds])
-
-
 def _autocast_setting(kind: str) -> _AutocastSetting:
+    """Autocast is thread-local and off inside backward, so it is saved and entered again."""
     return (
         kind,
         torch.is_autocast_enabled(kind),

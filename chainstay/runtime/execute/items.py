@@ -152,14 +152,9 @@ def _without_shared(
 
 @lru_cache(maxsize=4096)  # a search looks at hundreds of profiles, most stages of which are equal
 def _movable_stage(stage: Stage, shared: int, in_output: int, beside: int, passed: int) -> Stage:
-    """Return a stage without what it shares with others.
+    """Return a stage without the bytes that it shares with others, in what it saves and its output.
 
-    Args:
-        stage: The stage.
-        shared: The bytes of that in what it saves.
-        in_output: Likewise, in its output.
-        beside: The bytes that stand beside its forward instead.
-        passed: Likewise, beside its backward.
+    Instead, `beside` bytes stand beside its forward, and `passed` beside its backward.
     """
     options = (
         replace(

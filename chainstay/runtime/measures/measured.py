@@ -112,14 +112,11 @@ def measure_subject(
     *,
     wants_options: Callable[[Measurement], bool],
 ) -> Measurement:
-    """Time and memory of every stage; call it inside `measuring`.
+    """Measure time and memory of every stage; call it inside `measuring`.
 
-    Args:
-        subject: What to measure.
-        names: What messages call the values that all stages may read.
-        repeats: Timed runs of each stage, told what is known before.
-        cache: A directory in which costs are looked up, and left for next time.
-        wants_options: Whether to look for options of stages, told what is known without them.
+    `names` is what messages call the values that all stages may read. The runs of each stage that
+    are timed, `repeats`, and whether to look for options, follow from what is known before. Costs
+    are looked up in the directory `cache`, and left there for next time.
 
     Raises:
         UnsupportedModelError: A stage fails, or cannot be run again; the text names it.

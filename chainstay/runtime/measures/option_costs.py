@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -120,15 +119,18 @@ def observe_options(
                 most = _MOST if count > 1 or not in_span else _FEWER
                 kept_time = sum(observation.time.kept for observation in observed[first : last + 1])
                 options = _options(place, count, kept_time, most)
-                probe = partial(
-                    StageProbe,
-                    shared=subject.shared,
-                    leaves=tuple(leaves.values()),
-                    output_gradients=gradients,
-                    drops=False,
-                    uses=uses if is_whole else None,
-                )
-                known[key] = list(zip(options, _traced(options, probe, place), strict=True))
+                probes = [
+                    StageProbe(
+                        stage=ChainStage(option.code.graph.stage.name, (OptionPart(option),)),
+                        shared=subject.shared,
+                        leaves=tuple(leaves.values()),
+                        output_gradients=gradients,
+                        drops=False,
+                        uses=uses if is_whole else None,
+                    )
+                    for option in options
+                ]
+                known[key] = list(zip(options, _traced(probes, place), strict=True))
             for option, memory in known[key]:
                 if not option.selection.drops and memory.kept_bytes >= saved:
                     continue  # no less than these stages save one by one
@@ -355,15 +357,11 @@ def _kind(value: object) -> Hashable:
     return type(value), layout, value.requires_grad
 
 
-def _traced(
-    options: Sequence[Option], probe: Callable[..., StageProbe], place: _StagePosition
-) -> list[StageMemory]:
-    """Return the memory of options of one stage, traced in one session."""
-    device = place.subject.device
-    stages = (ChainStage(option.code.graph.stage.name, (OptionPart(option),)) for option in options)
-    probes = [probe(stage=stage) for stage in stages]
+def _traced(probes: Sequence[StageProbe], place: _StagePosition) -> list[StageMemory]:
+    """Return the memory of stages that are probed with one input, traced in one session."""
     if not probes:
         return []
+    device = place.subject.device
     phases = chain.from_iterable(probe.phases(place.state, device) for probe in probes)
     traces = iter(trace_phases(phases, device))
     return [probe.memory(traces) for probe in probes]

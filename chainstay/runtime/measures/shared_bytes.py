@@ -62,11 +62,7 @@ class LeafUses:
     ) -> LeafUses:
         """Return the uses of leaves of stages `first` to `last`.
 
-        Args:
-            leaves: What each stage sends a gradient to.
-            first: The first of these stages.
-            last: The last one.
-            held: What holds each of these gradients, for stages behind the last one.
+        `held` is what holds each of these gradients, for stages behind the last one.
         """
         own = {id(leaf): leaf for of_stage in leaves[first : last + 1] for leaf in of_stage}
         before = {id(leaf) for of_stage in leaves[:first] for leaf in of_stage}

@@ -162,9 +162,7 @@ class StageCost:
     def scaled(self, share: Fraction, passed_on: Fraction) -> StageCost:
         """Return the stage on a smaller or larger call: times and sizes in proportion, rounded up.
 
-        Args:
-            share: Of times and sizes; what environments take stays.
-            passed_on: Of the sizes of the output and its gradient.
+        The output and its gradient are scaled by `passed_on`; what environments take stays.
         """
 
         def scaled(size: int) -> int:

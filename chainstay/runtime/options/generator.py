@@ -70,7 +70,7 @@ def hooked_packs(graph: StageGraph, selection: Selection) -> list[range]:
 def _forward(graph: StageGraph, places: _Stashes, hooked: Sequence[range]) -> fx.Graph:
     """Return the stage's own graph, with what sets values aside, and with hooks."""
     own = graph.composition
-    kinds = {step.node: step.generators for step in graph.steps}
+    kinds = {step.node: step.traits.generators for step in graph.steps}
     savers = [graph.steps[pack.saver].node for pack in graph.packs]
     first = {savers[numbers.start]: numbers.start for numbers in hooked}
     last = {savers[numbers.stop - 1]: numbers.stop for numbers in hooked}
@@ -137,7 +137,7 @@ class _ReplayWriter:
                 ReplayInput(Origin.STASH, self._place(steps[index].node, is_random=True))
             )
             for index in self.group
-            if steps[index].generators
+            if steps[index].traits.generators
         }
         savers = [pack.operator for pack in wanted if pack.extra is not None]
         marks = {operator: number for number, operator in enumerate(dict.fromkeys(savers))}
@@ -222,7 +222,7 @@ class _ReplayWriter:
                 return self._take(ReplayInput(Origin.STATE, index, flag))
             position = composition.shared[index - composition.width]
             return self._take(ReplayInput(Origin.SHARED, position, flag, is_scratch))
-        flags = [step.requires_grad for step in self.stage.steps if step.node is node]
+        flags = [step.traits.requires_grad for step in self.stage.steps if step.node is node]
         place = self._place(node, is_random=False)
         return self._take(ReplayInput(Origin.STASH, place, any(flags)))
 
@@ -263,7 +263,7 @@ class _ReplayWriter:
         node = step.node
         kwargs: dict[str, Any] = fx.node.map_arg(dict(node.kwargs), self.copies.__getitem__)
         if is_redrawn:
-            layout = step.noise
+            layout = step.traits.noise
             assert layout is not None, "only dropout is redrawn"
             kinds = (tuple(layout.size), layout.stride, layout.dtype, layout.device)
             rest: tuple[Any, ...] = fx.node.map_arg(node.args[1:], self.copies.__getitem__)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.environment import incoming
+from chainstay.runtime.execute.environment import in_mid_chain
 from chainstay.runtime.execute.handles import (
     Absent,
     OffloadPolicy,
@@ -27,7 +27,7 @@ from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
-from chainstay.runtime.stage.states import MemoryLayout, State, bytes_of, detached, non_leaves
+from chainstay.runtime.stage.states import MemoryLayout, State, bytes_of, detached
 
 _RUN_TIME: Final = 20_000
 """What a run with an option takes besides its operators, in ns (measured, one thread)."""
@@ -234,8 +234,7 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
         if not is_parameter(tensor) and (handle := run.packed(tensor)) is not None:
             saved.append((tensor.detach(), handle))
 
-    state = detached(state)
-    state = incoming(stage, state) if stage.effects.changes_input else non_leaves(state)
+    state = in_mid_chain(stage, detached(state))
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, refuse_backward):
         output = run.forward(state)
     try:

@@ -33,13 +33,7 @@ def merge_idle_cuts(
     """Run the chain once and join stages where much of what passes is saved by nobody.
 
     A cut whose state is smaller than one beside it stays: it is a good place to start
-    again from.
-
-    Args:
-        stages: The stages of a chain, the loss behind them if there is one; the cut in front of the
-            loss stays, for its state is the caller's.
-        source: Input of the first stage.
-        shared: The values that all stages may read.
+    again from. So does that in front of the loss, whose state is the caller's.
 
     Raises:
         UnsupportedModelError: A stage fails on its input, or gives no tensor.

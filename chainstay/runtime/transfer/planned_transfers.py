@@ -63,12 +63,8 @@ class PlannedTransfers:
     ) -> PlannedTransfers:
         """The transfers of `solution`.
 
-        Args:
-            solution: A solution by offloading, or by both that and recomputing.
-            profile: What the chain costs; all of it, see `movable_chain`.
-            overheads: Bytes that each operation of `program_of(solution)` needs besides what is
-                stored, in place of its stage's in the profile.
-            engine: Makes the transfers.
+        `profile` is what all of the chain costs, see `movable_chain`; `overheads` are the bytes
+        that each operation of `program_of(solution)` needs besides what is stored.
 
         Raises:
             PlanMismatchError: It moves parts of activations, or moves them in parts.

@@ -139,11 +139,13 @@ class OffloadedState:
 
     @classmethod
     def of(cls, state: State, transfers: StepTransfers) -> OffloadedState:
-        """Hold `state`, or the storages that its tensors lie in."""
+        """Hold `state`, or the storages of its tensors; it is read when all is prepared."""
         held = []
         for tensor in state:
             storage = transfers.storage_at(address_of(tensor))
-            held.append(tensor if storage is None else OffloadedTensor(storage, _nothing, tensor))
+            held.append(
+                tensor if storage is None else OffloadedTensor(storage, lambda: None, tensor)
+            )
         return cls(
             tuple(held),
             tuple(_version_of(value) for value in held),
@@ -222,10 +224,6 @@ def is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
         and tensor.device == engine.device
         and tensor.untyped_storage().nbytes() > 0
     )
-
-
-def _nothing() -> None:
-    """A checkpoint's tensors are asked for when all is prepared."""
 
 
 def _version_of(tensor: torch.Tensor | OffloadedTensor) -> int:

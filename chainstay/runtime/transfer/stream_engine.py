@@ -33,12 +33,7 @@ class StreamTicket:
 
 
 class StreamEngine:
-    """Copies over the bus while the device computes.
-
-    Args:
-        device: An accelerator.
-        host_budget: Bytes of pinned memory.
-        beside: A pool of pinned memory to share with.
+    """Copies over the bus while the device computes, with at most `host_budget` bytes pinned.
 
     Attributes:
         least_bytes: The bus moves fewer in less time than the host takes to issue a copy.
