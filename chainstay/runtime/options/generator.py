@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
 from chainstay.runtime.capture.cuts.programs import function_of
@@ -23,9 +24,9 @@ from chainstay.runtime.options.option_code import (
     ReplayInput,
     SavedSlot,
 )
-from chainstay.runtime.options.replay_operators import blank, scratch
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.special_operators import is_graphless, scratch_arguments
+from chainstay.runtime.stage.states import changeable
 
 _Stashes: TypeAlias = dict[tuple[fx.Node, bool], int]
 """Places of what the forward sets aside: of a node's result, or of the generators before it."""
@@ -273,3 +274,17 @@ class _ReplayWriter:
             given: Any = args if isinstance(place, int) else kwargs
             given[place] = self.graph.call_function(scratch, (given[place],))
         return tuple(args), kwargs
+
+
+def scratch(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a copy that may be changed."""
+    return None if tensor is None else tensor.detach().clone()
+
+
+def blank(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return a tensor of any values that requires a gradient and may be changed in place."""
+    state = (torch.empty_strided(size, stride, dtype=dtype, device=device, requires_grad=True),)
+    (tensor,) = changeable(state, state)
+    return tensor

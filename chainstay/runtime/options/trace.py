@@ -70,7 +70,7 @@ class TracedPack:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTraits:
-    """What has to be known of an operator to run it again.
+    """The traits of an operator that have to be known to run it again.
 
     Attributes:
         generators: Types of the devices whose random generators it draws from.
