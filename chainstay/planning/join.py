@@ -129,7 +129,7 @@ class _JoinSearch:
             self._approach(account.by_kind(plain), self.budget)
         self._refine()
         if self.best is None:
-            self._offer_small(account.with_options(_steady))
+            self._offer_small(account.with_options(_steady(cost.options) for cost in account.costs))
             self._refine()
 
     def _refine(self) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 import chainstay
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.measures import option_costs
-from chainstay.runtime.options import Option, StageGraph, stage_options
+from chainstay.runtime.options.graph import StageGraph
+from chainstay.runtime.options.option import Option, stage_options
 from twins import (
     SAMPLE,
     Call,

@@ -24,7 +24,7 @@ from chainstay.runtime.measures.blocks.block_costs import (
     find_blocks,
     measure_blocks,
 )
-from chainstay.runtime.options import stage_options
+from chainstay.runtime.options.option import stage_options
 from option_families import TOKENS, Language
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from twins import peak_of

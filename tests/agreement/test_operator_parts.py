@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from chainstay.runtime.options import operator_parts, option_of, selections_of
+from chainstay.runtime.options import operator_parts
 from chainstay.runtime.options.operator_parts import SplitLevel
+from chainstay.runtime.options.option import option_of, selections_of
 from stage_options_support import STEPS, options_in, traced
 
 

@@ -19,14 +19,9 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.devices.memory import trace_memory, trace_phases
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.probe import StageProbe
-from chainstay.runtime.options import (
-    OptionPart,
-    option_of,
-    selections_of,
-    stage_options,
-    trace_stage,
-)
 from chainstay.runtime.options.front import thinned
+from chainstay.runtime.options.graph import trace_stage
+from chainstay.runtime.options.option import OptionPart, option_of, selections_of, stage_options
 from chainstay.runtime.stage.chain_stage import ChainStage
 from models import gpt2, resnet50
 from stage_options_support import STEPS, ModelOptions, fused, options_in, traced

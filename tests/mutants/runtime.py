@@ -98,7 +98,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/measures/account.py",
-        "yield held + sum(self.stages[stage].environment_bytes for stage in copied)",
+        "yield held + copied",
         "yield held",
         "unit/test_runtime_accounting.py::"
         "test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_backward",
@@ -182,7 +182,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/transfer/cpu_engine.py",
-        "            raise _again(ticket.error)",
+        "            raise _again(own.error)",
         "            return",
         "unit/test_transfers_runtime.py::test_a_failing_copy_is_told_where_it_is_waited_for",
     ),
@@ -355,7 +355,7 @@ MUTANTS: Final = (
         "unit/test_stage_options.py::test_products_are_replayed_with_gradients_on",
     ),
     Mutant(
-        "runtime/options/replay_operators.py",
+        "runtime/options/replay.py",
         "value.detach() if isinstance(value, torch.Tensor) else value",
         "value",
         "agreement/test_stage_options.py::test_nothing_is_left_without_a_garbage_collector",

@@ -14,10 +14,9 @@ from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.measures.measured import measuring
-from chainstay.runtime.options import Option, OptionPart, StageGraph, option_of, selections_of
 from chainstay.runtime.options.front import thinned
-from chainstay.runtime.options.graph import trace_stage
-from chainstay.runtime.options.option import admitted
+from chainstay.runtime.options.graph import StageGraph, trace_stage
+from chainstay.runtime.options.option import Option, OptionPart, admitted, option_of, selections_of
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import subject_of
 from chainstay.runtime.stage.states import State, detached

@@ -22,7 +22,7 @@ from chainstay.profiles import JoinProfile, SharedGradient
 from chainstay.runtime.capture.extract import extract, extract_join
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
-from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
+from chainstay.runtime.joins.backward_order import now, reorder
 from chainstay.runtime.joins.executor import JoinExecutor
 from chainstay.runtime.joins.part_order import same_sum
 from chainstay.runtime.measures.stage_cost import StageCost
@@ -209,7 +209,7 @@ def test_autograd_runs_nodes_by_their_numbers() -> None:
         value = (leaf * 2).sin()
         value.register_hook(lambda _, name=name: seen.append(name))
         ends.append(value)
-        ranges.append(NodeRange(start, now()))
+        ranges.append(range(start, now()))
     total = ends[0] + ends[1] + ends[2]
     total.sum().backward(retain_graph=True)
     assert seen == ["third", "second", "first"]

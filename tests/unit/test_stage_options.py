@@ -20,18 +20,18 @@ from chainstay.runtime.measures import option_costs
 from chainstay.runtime.measures.costs import observe_chain, timed, trace_chain
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.option_costs import observe_options
-from chainstay.runtime.options import (
+from chainstay.runtime.options.generator import groups_of
+from chainstay.runtime.options.graph import trace_stage
+from chainstay.runtime.options.option import (
     Option,
     OptionPart,
-    OptionRun,
     admitted,
     option_of,
     run_option,
     selections_of,
     stage_options,
-    trace_stage,
 )
-from chainstay.runtime.options.generator import groups_of
+from chainstay.runtime.options.replay import OptionRun
 from chainstay.runtime.options.special_operators import is_graphless
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.staged_graph import subject_of

@@ -38,13 +38,9 @@ class _WithoutDropout(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         rate = _RATES.get(func)
-        if rate is not None and not _gives_weights(func, kwargs):
+        is_whole = func is functional.multi_head_attention_forward
+        gives_weights = is_whole and kwargs.get("need_weights", True)  # the caller wants them
+        if rate is not None and not gives_weights:
             kwargs.pop("dropout_p", None)
             args = (*args[:rate], *(0.0 for _ in args[rate:][:1]), *args[rate + 1 :])
         return func(*args, **kwargs)
-
-
-def _gives_weights(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the weights are made in any case, because the caller wants them."""
-    is_whole = function is functional.multi_head_attention_forward
-    return is_whole and bool(kwargs.get("need_weights", True))

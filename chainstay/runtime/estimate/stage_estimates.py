@@ -11,7 +11,7 @@ measured for real, and the profile is put together by the same code. Differences
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,14 +36,6 @@ _FORWARD, _BACKWARD = 2, 4
 """The phases of a `StageProbe` that a training step consists of."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Probed:
-    """The costs of a stage alone."""
-
-    memory: StageMemory
-    time: StageTime
-
-
 def estimate_stages(
     subject: Subject, device: DeviceModel, mode: FakeTensorMode
 ) -> tuple[list[ObservedStage], list[StageMemory]]:
@@ -53,29 +45,18 @@ def estimate_stages(
         UnsupportedModelError: The loss gives something else than one number, the model
             integers, or a stage fails.
     """
-    states, leaves, lineage = _run_all(subject)
-    probed = _probe_all(subject, states, leaves, device, mode)
-    observed = [
-        ObservedStage(
-            stage=stage,
-            traits=Traits.of(stage),
-            leaves=leaves[index],
-            time=probed[index].time,
-            given=lineage.states[index],
-            result=lineage.states[index + 1],
-            environment_bytes=sum(
-                subject.shared[position].nbytes for position in stage.effects.written
-            ),
-        )
-        for index, stage in enumerate(subject.stages)
-    ]
-    return observed, [probe.memory for probe in probed]
+    observed, states = _observe(subject)
+    probed = _probe_all(subject, states, [seen.leaves for seen in observed], device, mode)
+    times = [time for _, time in probed]
+    timed = [replace(seen, time=time) for seen, time in zip(observed, times, strict=True)]
+    return timed, [memory for memory, _ in probed]
 
 
-def _run_all(subject: Subject) -> tuple[list[State], list[tuple[torch.Tensor, ...]], Lineage]:
-    """Run the chain once; return every stage's input and leaves, and what states share."""
+def _observe(subject: Subject) -> tuple[list[ObservedStage], list[State]]:
+    """Run the chain once; return what is seen of every stage but its times, and its input."""
     held = (value for value in subject.shared if isinstance(value, torch.Tensor))
-    states, leaves, lineage = [subject.source], [], Lineage.beside(held, subject.device)
+    observed, states = [], [subject.source]
+    lineage = Lineage.beside(held, subject.device)
     lineage.add(subject.source)
     last = len(subject.model_stages) - 1
     for index, stage in enumerate(subject.stages):
@@ -86,9 +67,20 @@ def _run_all(subject: Subject) -> tuple[list[State], list[tuple[torch.Tensor, ..
         elif index == last:
             require_differentiable(output)
         lineage.add(output, source)
-        leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
+        written = stage.effects.written
+        observed.append(
+            ObservedStage(
+                stage=stage,
+                traits=Traits.of(stage),
+                leaves=tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)),
+                time=StageTime(0, 0),
+                given=lineage.states[index],
+                result=lineage.states[index + 1],
+                environment_bytes=sum(subject.shared[position].nbytes for position in written),
+            )
+        )
         states.append(detached(output))
-    return states, leaves, lineage
+    return observed, states
 
 
 def _probe_all(
@@ -97,10 +89,10 @@ def _probe_all(
     leaves: Sequence[tuple[torch.Tensor, ...]],
     device: DeviceModel,
     mode: FakeTensorMode,
-) -> list[_Probed]:
+) -> list[tuple[StageMemory, StageTime]]:
     """The last stage first: its gradients lie as the one below gets them."""
-    known: dict[Hashable, _Probed] = {}
-    probed: list[_Probed] = []
+    known: dict[Hashable, tuple[StageMemory, StageTime]] = {}
+    probed: list[tuple[StageMemory, StageTime]] = []
     held: list[tuple[LeafGradient, ...]] = [()] * len(subject.stages)
     gradients = None
     for index, stage in reversed(list(enumerate(subject.stages))):
@@ -124,12 +116,14 @@ def _probe_all(
                 phases = watch(probe.phases(source, subject.device), device, mode)
             known[likeness] = _probed(probe, phases, device)
         probed.append(known[likeness])
-        memory = known[likeness].memory
+        memory, _ = known[likeness]
         gradients, held[index] = memory.input_gradients, memory.leaf_gradients
     return probed[::-1]
 
 
-def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceModel) -> _Probed:
+def _probed(
+    probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceModel
+) -> tuple[StageMemory, StageTime]:
     memory = probe.memory(phase.memory for phase in phases)
     # What makes the gradients that enter the backward, and their root, is the stage behind.
     waited = () if probe.uses is None else (leaf.nbytes for leaf in probe.uses.behind)
@@ -143,7 +137,7 @@ def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceMod
             operators=max(backward.operators - len(made), 0),
         ),
     )
-    return _Probed(memory, time)
+    return memory, time
 
 
 def _likeness_of(

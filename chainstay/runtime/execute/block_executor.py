@@ -275,12 +275,7 @@ def _alone(graph: BlockGraph, inputs: tuple[Any, ...], device: torch.device) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedBlocks(Planned):
-    """The blocks of a model by a plan, called by the model's own forward.
-
-    Attributes:
-        schedule: Runs them.
-        profile: The costs of the blocks.
-    """
+    """The blocks of a model by a plan, called by the model's own forward, with their costs."""
 
     schedule: BlockSchedule
     profile: ChainProfile

@@ -29,7 +29,7 @@ from chainstay.runtime.execute.repeatable import (
     is_repeated,
 )
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, changeable, copied, version_of
+from chainstay.runtime.stage.states import State, changeable, copied, non_leaves, version_of
 
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
 _AutocastSetting = tuple[str, bool, torch.dtype, bool]
@@ -128,6 +128,11 @@ def incoming(stage: ChainStage, state: State) -> State:
     return changeable(state, copied(state)) if stage.effects.changes_input else state
 
 
+def in_mid_chain(stage: ChainStage, state: State) -> State:
+    """`state` as a stage gets it behind others: no leaves, and a copy if the stage changes it."""
+    return incoming(stage, state) if stage.effects.changes_input else non_leaves(state)
+
+
 @dataclass(slots=True)
 class Environment:
     """The surroundings of a stage's first run, to be entered again for each later run.
@@ -155,14 +160,15 @@ class Environment:
     ) -> Environment:
         """Save what the stage is about to change, and how what it reads is now."""
         changed = tuple(shared[position] for position in traits.written)
+        kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
         return cls(
             stage=stage.name,
             random=random_states(device, on_host=traits.draws_on_host)
             if traits.draws_random
             else (),
             written=dict(zip(traits.written, copied(changed), strict=True)),
-            reads=tuple([_read(position, shared[position]) for position in traits.reads]),
-            autocast=_autocast_settings(device),
+            reads=tuple([(p, _place_of(shared[p]), has_gradient(shared[p])) for p in traits.reads]),
+            autocast=tuple([_autocast_setting(kind) for kind in kinds]),
             backends=backend_settings(),
         )
 
@@ -233,9 +239,7 @@ class Environment:
         differing = [
             setting for setting in self.autocast if setting != _autocast_setting(setting[0])
         ]
-        if self.backends != backend_settings():
-            return self._with_backends(differing)
-        if not (differing or self.random):
+        if not (differing or self.random or self.backends != backend_settings()):
             return _NOTHING
         return self._entered(differing)
 
@@ -252,16 +256,13 @@ class Environment:
                 torch._C._vmapmode_increment_nesting()  # noqa: SLF001  # no public way
 
     @contextmanager
-    def _with_backends(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
-        with entered_settings(self.backends), self._entered(autocast):
-            yield
-
-    @contextmanager
     def _entered(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
         present = tuple([(where, _random_state(where)) for where, _ in self.random])
         try:
             restore_random_states(self.random)
             with ExitStack() as stack:
+                if self.backends != backend_settings():
+                    stack.enter_context(entered_settings(self.backends))
                 for device_type, enabled, dtype, cached in autocast:
                     stack.enter_context(
                         torch.autocast(
@@ -288,13 +289,8 @@ def require_repeatable(
 ) -> None:
     """Run `stage` again as a plan would, where backwards run; it must give `output` once more.
 
-    Args:
-        stage: What to run.
-        given: Its input, and what it shares with others.
-        output: The output of its run in `environment`.
-        environment: The environment of that run.
-        device: Where it runs. There, backwards have a thread of their own, and libraries choose
-            kernels for each thread.
+    On an accelerator, backwards have a thread of their own, and libraries choose kernels for each
+    thread. `environment` is that of the run that gave `output`.
 
     Raises:
         UnsupportedModelError: It gives something else.
@@ -321,11 +317,6 @@ def require_repeatable(
             f"stage {stage.name} gives another output when it runs again on the same input{where}; "
             f"{REMEDY}"
         )
-
-
-def _read(position: int, value: object) -> SharedRead:
-    """Return what is noted of a shared value that is only read."""
-    return position, _place_of(value), has_gradient(value)
 
 
 def _place_of(value: object) -> object:
@@ -372,13 +363,8 @@ def restore_random_states(states: RandomStates) -> None:
             accelerator.restore_random_state(state)
 
 
-def _autocast_settings(device: torch.device) -> tuple[_AutocastSetting, ...]:
-    """Autocast is thread-local and off inside backward, so it is saved and entered again."""
-    kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
-    return tuple([_autocast_setting(kind) for kind in kinds])
-
-
 def _autocast_setting(kind: str) -> _AutocastSetting:
+    """Autocast is thread-local and off inside backward, so it is saved and entered again."""
     return (
         kind,
         torch.is_autocast_enabled(kind),

@@ -66,12 +66,7 @@ class Executor:
             self.transfers.engine.close()
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
-        """The last state.
-
-        Args:
-            state: The first.
-            shared: The values that all stages may read.
-        """
+        """Return the last state, from the first."""
         chain = self.chain
         if not all(isinstance(step, Stretch) for step in self._steps):
             require_repeatable_call(chain.device)

@@ -55,14 +55,6 @@ class OffloadPolicy(Protocol):
         ...
 
 
-class _RunInPart(Protocol):
-    """A run under an option; see `chainstay.runtime.options`."""
-
-    def packed(self, tensor: torch.Tensor) -> Absent | None:
-        """Return the stand-in for what autograd saves next, ``None`` if that stays."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """The input of a running stage, told apart from other tensors without holding it.
@@ -216,7 +208,8 @@ class Capture:
         released: The input, if the captured tensors must not hold it.
         stops_when_done: Nobody needs the output.
         policy: Knows which tensors may go away.
-        option: The run of an option, which knows what is made again later.
+        stand_in: Under an option, gives the stand-in for what autograd saves next, if it is made
+            again later; see `chainstay.runtime.options`.
     """
 
     stage: int
@@ -224,7 +217,7 @@ class Capture:
     released: Source | None
     stops_when_done: bool
     policy: OffloadPolicy | None = None
-    option: _RunInPart | None = None
+    stand_in: Callable[[torch.Tensor], Absent | None] | None = None
     packed: int = 0
     needed: int = 0
 
@@ -244,7 +237,7 @@ class Capture:
         """
         if is_parameter(tensor):
             return tensor
-        absent = None if self.option is None else self.option.packed(tensor)
+        absent = None if self.stand_in is None else self.stand_in(tensor)
         if not self.is_done:
             if (handle := self.handles[self.packed]) is not None:
                 self._fill(handle, tensor, absent)

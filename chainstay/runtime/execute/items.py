@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from chainstay.profiles import ChainProfile, OffloadProfile, Stage
 from chainstay.schedule import Item, Op, OpKind, Schedule
@@ -152,14 +152,9 @@ def _without_shared(
 
 @lru_cache(maxsize=4096)  # a search looks at hundreds of profiles, most stages of which are equal
 def _movable_stage(stage: Stage, shared: int, in_output: int, beside: int, passed: int) -> Stage:
-    """Return a stage without what it shares with others.
+    """Return a stage without the bytes that it shares with others, in what it saves and its output.
 
-    Args:
-        stage: The stage.
-        shared: The bytes of that in what it saves.
-        in_output: Likewise, in its output.
-        beside: The bytes that stand beside its forward instead.
-        passed: Likewise, beside its backward.
+    Instead, `beside` bytes stand beside its forward, and `passed` beside its backward.
     """
     options = (
         replace(
@@ -190,17 +185,16 @@ def as_chain_schedule(schedule: Schedule) -> Schedule:
 
     There the activation ``a^j`` is what stage j - 1 saves. The input is the caller's.
     """
-    return Schedule(tuple(_renamed(schedule)))
-
-
-def _renamed(schedule: Schedule) -> Iterator[Op]:
+    ops = []
     for op in schedule:
-        match op.kind:
-            case OpKind.OFFLOAD_ACTIVATION if op.stage:
-                yield Op(OpKind.OFFLOAD_SAVED, op.stage - 1)
-            case OpKind.PREFETCH_ACTIVATION if op.stage:
-                yield Op(OpKind.PREFETCH_SAVED, op.stage - 1)
-            case OpKind.OFFLOAD_ACTIVATION | OpKind.PREFETCH_ACTIVATION:
-                pass
-            case _:
-                yield op
+        if op.kind not in _OF_SAVED:
+            ops.append(op)
+        elif op.stage:
+            ops.append(Op(_OF_SAVED[op.kind], op.stage - 1))
+    return Schedule(tuple(ops))
+
+
+_OF_SAVED: Final = {
+    OpKind.OFFLOAD_ACTIVATION: OpKind.OFFLOAD_SAVED,
+    OpKind.PREFETCH_ACTIVATION: OpKind.PREFETCH_SAVED,
+}

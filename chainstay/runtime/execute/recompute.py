@@ -171,7 +171,7 @@ class Run:
         if self.transfers is not None:
             self.held = self.transfers.made(step, state, output)
         last = step.stages[-1]
-        if self._acts_before_backward(last):
+        if self.plan.before_backward[last] or self.plan.closing.get(last):
             for node in _nodes_of(output, state):
                 node.register_prehook(lambda _: self.prepare_backward(last))
         return output
@@ -227,8 +227,9 @@ class Run:
             given = changeable(state, state) if traits.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():
-                    capture.option = run = self._option_run(step, shared)
+                    run = self._option_run(step, shared)
                     if run is not None:
+                        capture.stand_in = run.packed
                         output = run.forward(given)
                         run.close(given, capture.policy)
                     else:
@@ -241,9 +242,6 @@ class Run:
             made = None if self.transfers is None else self.transfers.made(step, state, output)
             self._store(self.plan.shape.output(step.stages[-1]), detached(output))
             del made
-
-    def _acts_before_backward(self, stage: int) -> bool:
-        return bool(self.plan.before_backward[stage] or self.plan.closing.get(stage))
 
     def _transfer(self, actions: tuple[Action, ...]) -> None:
         if actions and self.transfers is not None:
@@ -264,7 +262,7 @@ class Run:
         if self.transfers is None:
             self.checkpoints[number] = Versioned.of(state)
         else:
-            self.checkpoints[number] = self.transfers.checkpoint(state)
+            self.checkpoints[number] = OffloadedState.of(state, self.transfers)
 
     def _take_start(self, step: Step) -> tuple[State, list[Environment]]:
         """Return what a step starts from; keep it only if another forward starts from it, too."""

@@ -13,12 +13,13 @@ takes is in the backward's own cost.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from chainstay.problems.join import joined
 from chainstay.profiles import ChainProfile, JoinProfile, SharedGradient, Stage
+from chainstay.runtime.measures.account import environment_bytes
 from chainstay.runtime.measures.stage_cost import BesideRuns, OptionCost, StageCost, stage_by_kind
 from chainstay.schedule import Op, OpKind, Schedule
 
@@ -82,27 +83,24 @@ class JoinAccount:
         """Costs of all stages in the order of plain training."""
         return tuple(stage.cost for _, stage in self._stages())
 
-    def with_options(
-        self, choose: Callable[[tuple[OptionCost, ...]], tuple[OptionCost, ...]]
-    ) -> JoinAccount:
-        """Return the account with other options of every stage.
-
-        Args:
-            choose: From the options that a stage has to those that it is to have.
-        """
-
-        def chosen(chain: JoinedChain) -> JoinedChain:
-            stages = (
-                replace(stage, cost=replace(stage.cost, options=choose(stage.cost.options)))
-                for stage in chain.stages
+    def with_options(self, options: Iterable[tuple[OptionCost, ...]]) -> JoinAccount:
+        """Return the account with these options of its stages, in the order of `costs`."""
+        following = iter(options)
+        *branches, tail = (
+            replace(
+                chain,
+                stages=tuple(
+                    replace(stage, cost=replace(stage.cost, options=next(following)))
+                    for stage in chain.stages
+                ),
             )
-            return replace(chain, stages=tuple(stages))
-
-        return replace(self, branches=tuple(map(chosen, self.branches)), tail=chosen(self.tail))
+            for _, chain in self._parts()
+        )
+        return replace(self, branches=tuple(branches), tail=tail, has_options=True)
 
     def without_options(self) -> JoinAccount:
         """Return the account as if options had not been looked for."""
-        return replace(self.with_options(lambda _: ()), has_options=False)
+        return replace(self.with_options(() for _ in self.costs), has_options=False)
 
     def by_kind(self, schedule: Schedule | None = None) -> JoinProfile:
         """Return the profile with what each kind of run costs.
@@ -170,9 +168,6 @@ class JoinAccount:
         """Return the bytes that each operation needs beside what the schedule and `shared` store.
 
         Less than zero where a backward frees more than it makes, see `simulate_join`.
-
-        Args:
-            schedule: Valid for this join.
         """
         kept: dict[_StageKey, int] = {}
         overheads = []
@@ -191,7 +186,9 @@ class JoinAccount:
 
     def _walked(self, schedule: Schedule) -> Iterator[tuple[Op, str, int]]:
         """Yield each operation, the kind of run that it is, and the bytes that stand beside it."""
-        beside = zip(self._environments(schedule), self._outputs(schedule), strict=True)
+        runs = [(op.kind, ((op.branch, op.stage),)) for op in schedule]
+        environments = environment_bytes(runs, lambda key: self.stage(key).cost)
+        beside = zip(environments, self._outputs(schedule), strict=True)
         begun: set[_StageKey] = set()
         for op, sizes in zip(schedule, beside, strict=True):
             key, kind = (op.branch, op.stage), ""
@@ -202,30 +199,6 @@ class JoinAccount:
                 kind = "again" if key in begun else "first" if is_kept else "dropped"
                 begun.add(key)
             yield op, kind, sum(sizes)
-
-    def _environments(self, schedule: Schedule) -> Iterator[int]:
-        """Yield the bytes of saved environments while each operation runs, its own included."""
-        first: dict[_StageKey, int] = {}
-        last: dict[_StageKey, int] = {}
-        for position, op in enumerate(schedule):
-            if op.kind.is_forward:
-                first.setdefault((op.branch, op.stage), position)
-                last[op.branch, op.stage] = position
-        held = 0
-        for position, op in enumerate(schedule):
-            if not (op.kind.is_forward or op.kind is OpKind.BACKWARD):
-                yield 0
-                continue
-            key = (op.branch, op.stage)
-            cost, runs_again = self.stage(key).cost, first[key] < last[key]
-            if op.kind is OpKind.BACKWARD:
-                yield held
-                held -= cost.buffer_bytes * runs_again
-            else:
-                size = cost.environment_bytes * runs_again
-                yield held + size
-                held += size * (position == first[key])
-                held -= cost.random_bytes * (runs_again and position == last[key])
 
     def _outputs(self, schedule: Schedule) -> Iterator[int]:
         """Yield the bytes of the model's output that the caller has beside each operation."""

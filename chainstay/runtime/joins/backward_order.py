@@ -9,20 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import Node
 
 from chainstay.runtime.stage.states import State
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRange:
-    """Numbers of the nodes that were made in one run of a stage: from `start` up to `end`."""
-
-    start: int
-    end: int
 
 
 def can_change_order() -> bool:
@@ -37,26 +28,24 @@ def now() -> int:
     return number
 
 
-def reorder(outputs: State, ranges: Sequence[NodeRange]) -> None:
-    """Number nodes anew, so that those of `ranges` are run backward in that order.
+def reorder(outputs: State, ranges: Sequence[range]) -> None:
+    """Number the nodes below `outputs` anew, so that `ranges` run backward in that order.
 
-    Args:
-        outputs: Below them are all the nodes.
-        ranges: The ranges of distinct runs of stages.
+    A range has the numbers of the nodes that were made in one run of a stage.
     """
     spans = sorted(ranges, key=lambda run: run.start)
-    low, high = spans[0].start, spans[-1].end
+    low, high = spans[0].start, spans[-1].stop
     shift: dict[int, int] = {}
     following = low
     for run in reversed(ranges):
         shift[run.start] = following - run.start
-        following += run.end - run.start
+        following += len(run)
     starts = [run.start for run in spans]
     for node in _nodes_below(outputs, low):
         number: int = node._sequence_nr()  # noqa: SLF001  # no public way
         if low <= number < high:
             span = spans[bisect_right(starts, number) - 1]
-            if number < span.end:
+            if number < span.stop:
                 node._set_sequence_nr(number + shift[span.start])  # type: ignore[attr-defined]  # noqa: SLF001
 
 

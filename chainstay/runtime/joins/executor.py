@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from chainstay.profiles import JoinProfile
@@ -12,7 +12,7 @@ from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch
-from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
+from chainstay.runtime.joins.backward_order import now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
 from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
@@ -39,7 +39,7 @@ class _JoinRun(Run):
     """
 
     inputs: tuple[int, ...] = ()
-    ranges: dict[int, NodeRange] = field(default_factory=dict)
+    ranges: dict[int, range] = field(default_factory=dict)
 
     def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
         """The last state, from the first states of all branches in one; see `Run`."""
@@ -56,12 +56,12 @@ class _JoinRun(Run):
             if part is not None:
                 if part:
                     ends.append(state)
-                state = given[part] if part < len(given) else _joined(ends)
+                state = given[part] if part < len(given) else tuple(chain.from_iterable(ends))
                 if part == len(given):
                     ends = []
             state = self.first_run(step, state)
         if shape.tail == 0:
-            state = _joined([*ends, state])
+            state = tuple(chain.from_iterable([*ends, state]))
         if not self.plan.is_plain_order:
             reorder(state, [self.ranges[stage] for stage in self.plan.backward])
             self.ranges.clear()
@@ -73,20 +73,12 @@ class _JoinRun(Run):
             return Run.first_run(self, step, state)
         start = now()
         output = Run.first_run(self, step, state)
-        self.ranges[step.stage] = NodeRange(start, now())
+        self.ranges[step.stage] = range(start, now())
         return output
-
-
-def _joined(states: list[State]) -> State:
-    return tuple(tensor for state in states for tensor in state)
 
 
 class JoinExecutor:
     """Runs a join by a schedule; what comes out hangs on an ordinary autograd graph.
-
-    Args:
-        join: What to run.
-        schedule: Valid for it; see `plan_execution`.
 
     Attributes:
         chain: The stages, branch by branch, with the options that the schedule uses.
@@ -100,18 +92,14 @@ class JoinExecutor:
 
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
         self._join = join
+        self._inputs = tuple(map(len, join.join.given))
         chain, shape = join.chain, shape_of(join)
         used = used_options(chain.options, schedule, chain.stages, shape.position)
         self.chain = replace(chain, options=used)
         self.plan: ExecutionPlan = plan_execution(schedule, shape)
 
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
-        """The last state.
-
-        Args:
-            given: The first states of all branches, in one.
-            shared: What all stages may read.
-        """
+        """Return the last state, from the first states of all branches in one."""
         chain = self.chain
         require_repeatable_call(chain.device)
         require_current_copies(chain.options, shared, chain.device)
@@ -120,21 +108,15 @@ class JoinExecutor:
             plan=self.plan,
             shared=shared,
             pending=len(chain.stages) - 1,
-            widths=self._join.widths,
-            inputs=self._join.inputs,
+            widths=self._join.join.widths,
+            inputs=self._inputs,
         )
         return run.forward(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJoin(Planned):
-    """A model's forward by a plan for its branches and their tail.
-
-    Attributes:
-        graph: The graph, cut.
-        executor: Runs it.
-        profile: What the join costs.
-    """
+    """A model's forward by a plan for its branches and their tail, with the costs of these."""
 
     graph: GraphJoin
     executor: JoinExecutor

@@ -25,20 +25,21 @@ class StagedJoin:
     """A join, and what it takes to run it.
 
     Attributes:
-        chain: All stages, branch by branch and then the tail, the loss excluded.
+        join: The join.
+        chain: All its stages, branch by branch and then the tail, some joined; the loss excluded.
         lengths: How many of them each branch has.
-        widths: How many tensors each branch's last state has.
-        inputs: How many tensors each branch's first state has.
-        sums: For each parameter or input that is used three times or more, the stages that use
-            it (positions in the chain), once per use, in the order in which plain training
-            runs them backward.
     """
 
+    join: GraphJoin
     chain: Chain
     lengths: tuple[int, ...]
-    widths: tuple[int, ...]
-    inputs: tuple[int, ...]
-    sums: tuple[tuple[int, ...], ...]
+
+    @property
+    def sums(self) -> tuple[tuple[int, ...], ...]:
+        """The sums of the join, stages as their positions in the chain; see `GraphJoin`."""
+        stages = enumerate(self.chain.stages)
+        position = {id(part): index for index, stage in stages for part in stage.parts}
+        return tuple(tuple(position[id(stage)] for stage in own) for own in self.join.sums)
 
 
 def parts_of(  # a call of the graph, and whom to tell
@@ -49,15 +50,7 @@ def parts_of(  # a call of the graph, and whom to tell
     *,
     progress: Progress = unseen,
 ) -> list[Subject]:
-    """The branches and, if there is anything to run behind them, the tail.
-
-    Args:
-        join: What to cut.
-        inputs: What the graph gets in a call.
-        loss: Behind the tail, if there is one.
-        device: Where it runs.
-        progress: Told of every run of a stage.
-    """
+    """The branches and, if there is anything to run behind them, the tail."""
     stand_ins = join.stand_ins(inputs)
     given, shared = join.begin(stand_ins.of_all(inputs))
     counted = join.counted(shared)
@@ -96,13 +89,9 @@ def staged(
     join: GraphJoin, parts: Sequence[Subject], traits: tuple[Traits, ...], names: tuple[str, ...]
 ) -> StagedJoin:
     """Return the join made of the parts that `parts_of` found, with the traits of its stages."""
-    branches = parts[: len(join.branches)]
     stages = tuple(stage for part in parts for stage in part.model_stages)
-    position = {id(part): index for index, stage in enumerate(stages) for part in stage.parts}
     return StagedJoin(
+        join=join,
         chain=Chain(stages=stages, device=parts[0].device, names=names, traits=traits),
-        lengths=tuple(len(part.stages) for part in branches),
-        widths=join.widths,
-        inputs=tuple(map(len, join.given)),
-        sums=tuple(tuple(position[id(stage)] for stage in own) for own in join.sums),
+        lengths=tuple(len(part.stages) for part in parts[: len(join.lengths)]),
     )

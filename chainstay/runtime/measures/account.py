@@ -16,14 +16,13 @@ With these the simulator finds the peak of that schedule. What is made of them f
   of theirs: saved environments count as if every stage that can have one had it. Without these
   it is what every schedule needs at least, and bounds them all.
 * `Account.by_kind_in` is closer where a schedule is known, and sound for that one alone.
-* `Account.flat_profile` and `flat_profile_for` are `profile` and `profile_for` with options, for
-  solvers that know no kinds of runs.
+* `Account.with_flat_options` adds options for solvers that know no kinds of runs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -77,9 +76,7 @@ class Account:
                 "chains; call the model on samples of one shape in all of them"
             )
         return replace(
-            accounts[0],
-            input_bytes=max(account.input_bytes for account in accounts),
-            input_gradient_bytes=max(account.input_gradient_bytes for account in accounts),
+            _largest(tuple(accounts)),
             stages=tuple(map(_largest, zip(*stages, strict=True))),
             skips=tuple(map(_largest, zip(*skips, strict=True))),
         ).without_options()
@@ -103,10 +100,20 @@ class Account:
             for cost, up_to_it, twice in zip(self.stages, held, again, strict=True)
         )
 
+    @property
+    def costs(self) -> tuple[StageCost, ...]:
+        """Costs of all stages in the order of plain training."""
+        return self.stages
+
+    def with_options(self, options: Iterable[tuple[OptionCost, ...]]) -> Account:
+        """Return the account with these options of its stages, in their order."""
+        pairs = zip(self.stages, options, strict=True)
+        stages = tuple(replace(cost, options=own) for cost, own in pairs)
+        return replace(self, stages=stages, has_options=True)
+
     def without_options(self) -> Account:
         """Return the account as if options had not been looked for."""
-        stages = tuple(replace(cost, options=()) for cost in self.stages)
-        return replace(self, stages=stages, has_options=False)
+        return replace(self.with_options(() for _ in self.stages), has_options=False)
 
     def without_times(self) -> Account:
         """Return the account with times alike, in which no option is of use that times decide."""
@@ -200,16 +207,8 @@ class Account:
             )
         )
 
-    def flat_profile(self) -> ChainProfile:
-        """Return `profile` with options of one stage, whose runs all cost the same."""
-        return self.with_flat_options(self.profile())
-
     def flat_profile_for(self, schedule: Schedule) -> ChainProfile:
-        """Return `profile_for` with the same options: a profile for what may move to the host.
-
-        Args:
-            schedule: A schedule as for `profile_for`; its options are those of one stage.
-        """
+        """Return `profile_for` with options of one stage, for what may move to the host."""
         whole = Schedule(tuple(replace(op, option=0) for op in schedule))
         return self.with_flat_options(self.profile_for(whole))
 
@@ -226,9 +225,6 @@ class Account:
         The last recording of a stage is the one that its backward uses. The runtime runs
         earlier ones like forwards that drop, within what the schedule has for their saved data;
         for them the larger overhead is counted.
-
-        Args:
-            schedule: A schedule as for `profile_for`.
         """
         used = {
             op.stage: position
@@ -236,9 +232,9 @@ class Account:
             if op.kind is OpKind.FORWARD_KEEP_ALL
         }
         records = list(self._records(schedule))
-        beside = zip(
-            self._environments(schedule, records), self._outputs(schedule, records), strict=True
-        )
+        runs = [(op.kind, stages) for op, (stages, _) in zip(schedule, records, strict=True)]
+        environments = environment_bytes(runs, self.stages.__getitem__)
+        beside = zip(environments, self._outputs(schedule, records), strict=True)
         own = (
             self.stages[op.stage].overhead(op.kind, is_used=used.get(op.stage) == position)
             if option is None
@@ -303,29 +299,34 @@ class Account:
             for stage in stages:
                 runs[stage] += op.kind.is_forward
 
-    def _environments(self, schedule: Schedule, records: _Records) -> Iterator[int]:
-        """Yield the bytes of saved environments while each operation runs, its own included."""
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for position, (op, (stages, _)) in enumerate(zip(schedule, records, strict=True)):
-            for stage in stages if op.kind.is_forward else ():
-                first.setdefault(stage, position)
-                last[stage] = position
-        held = 0
-        for position, (op, (stages, _)) in enumerate(zip(schedule, records, strict=True)):
-            again = [stage for stage in stages if first[stage] < last[stage]]
-            if op.kind is OpKind.BACKWARD:
-                yield held
-                held -= sum(self.stages[stage].buffer_bytes for stage in again)
-            elif op.kind.is_forward:
-                begun = [stage for stage in again if position == first[stage]]
-                copied = [stage for stage in again if position > first[stage]]
-                held += sum(self.stages[stage].environment_bytes for stage in begun)
-                yield held + sum(self.stages[stage].environment_bytes for stage in copied)
-                ended = (stage for stage in again if position == last[stage])
-                held -= sum(self.stages[stage].random_bytes for stage in ended)
-            else:
-                yield 0  # removing something takes nothing
+
+def environment_bytes(
+    runs: Sequence[tuple[OpKind, Sequence[_StageKey]]], cost_of: Callable[[_StageKey], StageCost]
+) -> Iterator[int]:
+    """Yield the bytes of saved environments while each operation runs, its own included.
+
+    `runs` are the kind of every operation, and the stages that it is about.
+    """
+    first: dict[_StageKey, int] = {}
+    last: dict[_StageKey, int] = {}
+    for position, (kind, stages) in enumerate(runs):
+        for stage in stages if kind.is_forward else ():
+            first.setdefault(stage, position)
+            last[stage] = position
+    held = 0
+    for position, (kind, stages) in enumerate(runs):
+        if not (kind.is_forward or kind is OpKind.BACKWARD):
+            yield 0  # removing something takes nothing
+            continue
+        again = {stage: cost_of(stage) for stage in stages if first[stage] < last[stage]}
+        if kind is OpKind.BACKWARD:
+            yield held
+            held -= sum(cost.environment_bytes - cost.random_bytes for cost in again.values())
+        else:
+            held += sum(c.environment_bytes for s, c in again.items() if position == first[s])
+            copied = sum(c.environment_bytes for s, c in again.items() if position > first[s])
+            yield held + copied
+            held -= sum(c.random_bytes for s, c in again.items() if position == last[s])
 
 
 @lru_cache(maxsize=4096)  # a search looks at hundreds of profiles, most stages of which are equal
@@ -351,9 +352,10 @@ def _needing(record: _Kept, kind: str, size: int) -> _Kept:
     return replace(record, **changes)
 
 
+_StageKey = TypeVar("_StageKey", bound=Hashable)
 _Records: TypeAlias = Sequence[tuple[range, OptionCost | None]]
 """By operation: the stages that it is about, and the option, as `Account._records` gives them."""
-_Record = TypeVar("_Record", StageCost, Skip)
+_Record = TypeVar("_Record", Account, StageCost, Skip)
 _Kept = TypeVar("_Kept", Stage, StageOption)
 
 

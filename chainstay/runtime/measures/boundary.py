@@ -16,7 +16,14 @@ from typing import Any
 import torch
 
 from chainstay.runtime.measures.shared_bytes import LeafUses
-from chainstay.runtime.stage.states import MemoryLayout, State, address_of, is_among
+from chainstay.runtime.stage.states import (
+    MemoryLayout,
+    State,
+    address_of,
+    is_among,
+    replaced,
+    wanting_gradients,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +109,10 @@ def swallow(
 ) -> State:
     """`state` as a stage in mid-chain gets it: no leaves, their gradients go on below.
 
-    What hangs below is an empty leaf: the state itself would be held by the graph.
-
-    Args:
-        state: Tensors that require no gradient are handed on as they are.
-        receive: Called with the gradients of all tensors before they are forgotten.
+    What hangs below is an empty leaf: the state itself would be held by the graph. `receive` gets
+    the gradients of all tensors before they are forgotten.
     """
-    wanting = tuple(index for index, tensor in enumerate(state) if tensor.requires_grad)
+    wanting = wanting_gradients(state)
     if not wanting:
         return state
 
@@ -118,11 +122,9 @@ def swallow(
             receive(tuple(known.get(index) for index in range(len(state))))
 
     anchor = torch.empty(0, device=state[wanting[0]].device, requires_grad=True)
-    passed: State = _Swallow.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
-        receive_all, anchor, *(state[index].detach() for index in wanting)
-    )
-    known = dict(zip(wanting, passed, strict=True))
-    return tuple(known.get(index, tensor) for index, tensor in enumerate(state))
+    tensors = (state[index].detach() for index in wanting)
+    passed = _Swallow.apply(receive_all, anchor, *tensors)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return replaced(state, wanting, passed)
 
 
 class _Swallow(torch.autograd.Function):
@@ -147,12 +149,11 @@ class _Swallow(torch.autograd.Function):
 
 def noting(state: State, reached: Callable[[], None]) -> State:
     """`state` as it is; `reached` is called once its gradients have been computed."""
-    wanting = tuple(index for index, tensor in enumerate(state) if tensor.requires_grad)
+    wanting = wanting_gradients(state)
     if not wanting:
         return state
-    passed: State = _Note.apply(reached, *(state[index] for index in wanting))  # type: ignore[no-untyped-call]  # torch does not annotate it
-    known = dict(zip(wanting, passed, strict=True))
-    return tuple(known.get(index, tensor) for index, tensor in enumerate(state))
+    passed = _Note.apply(reached, *(state[index] for index in wanting))  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return replaced(state, wanting, passed)
 
 
 class _Note(torch.autograd.Function):
@@ -176,13 +177,9 @@ def seeded(
     uses: LeafUses | None = None,
     last: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A scalar whose backward allocates `gradients` for the state.
+    """A scalar whose backward allocates `gradients` for the state, and for leaves in `uses`.
 
-    Args:
-        state: The state.
-        gradients: The gradients.
-        uses: Leaves that get a gradient with it if stages behind have sent them some.
-        last: What `waiting_for` gave, if anything is to wait.
+    `last` is what `waiting_for` gave, if anything is to wait.
     """
     uses = uses or LeafUses()
     wanting = (tensor for tensor, known in zip(state, gradients.layouts, strict=True) if known)

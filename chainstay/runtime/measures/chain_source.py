@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,13 +22,15 @@ class ChainSource:
         named: The stages, by the names they have in the model's ``state_dict``.
         is_training: The model's own training flag.
         layout: What its input was, for people.
-        mode: In which it was measured.
+        flags: The training flags of the modules in the stages.
+        autocast: The autocast of the call.
     """
 
     named: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]
     is_training: bool
     layout: str
-    mode: _Mode
+    flags: Mapping[str, bool]
+    autocast: Autocast | None
 
     @classmethod
     def of(
@@ -39,11 +41,6 @@ class ChainSource:
     ) -> ChainSource:
         """Return the source of a chain that is measured now.
 
-        Args:
-            model: The model as it was given, whose training flag counts if it has one.
-            named: Its stages.
-            sample: The input that they are measured on.
-
         Raises:
             UnsupportedModelError: The sample is no input of a chain, or its device has no memory
                 that can be measured.
@@ -51,7 +48,8 @@ class ChainSource:
         _require_sample(sample)
         device_at(sample.device)  # refuses what counts no bytes
         is_training = model.training if isinstance(model, nn.Module) else is_any_training(named)
-        return cls(named, is_training, _layout_of(sample), _Mode.of(named, sample.device))
+        flags, autocast = _training_flags(named), Autocast.now(sample.device)
+        return cls(named, is_training, _layout_of(sample), flags, autocast)
 
     @property
     def titles(self) -> list[str]:
@@ -66,7 +64,7 @@ class ChainSource:
                 f"the plan was measured for an input {self.layout}, got {layout}; measure and plan "
                 "again with such a sample, or run it under torch.no_grad()"
             )
-        difference = self.mode.difference(_Mode.of(named, activation.device))
+        difference = self._difference(named, Autocast.now(activation.device))
         if difference:
             return (
                 f"{difference}; measure and plan again in this mode, or run under torch.no_grad()"
@@ -78,40 +76,13 @@ class ChainSource:
             "run under torch.no_grad()"
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _Mode:
-    """The modes of a call: stages are told them besides their input."""
-
-    flags: tuple[tuple[str, bool], ...]
-    autocast: Autocast | None
-
-    @classmethod
-    def of(cls, named: Stages, device: torch.device) -> _Mode:
-        """The mode of a call now."""
-        flags = tuple(
-            (
-                f"{_inner_title(path, module)} stage {index} ({stage_title(name, stage)})",
-                module.training,
-            )
-            for index, (name, stage) in enumerate(named)
-            if isinstance(stage, nn.Module)
-            for path, module in stage.named_modules()
-            if not list(module.children()) or not path
-        )
-        return cls(flags, Autocast.now(device))
-
-    def difference(self, now: _Mode) -> str:
-        """How another mode differs from this one; empty if it does not."""
-        if self.autocast != now.autocast:
-            before, after = (
-                "no autocast" if mode.autocast is None else str(mode.autocast)
-                for mode in (self, now)
-            )
+    def _difference(self, named: Stages, autocast: Autocast | None) -> str:
+        """How the mode of another call differs from this one; empty if it does not."""
+        if self.autocast != autocast:
+            before, after = (str(mode or "no autocast") for mode in (self.autocast, autocast))
             return f"the plan was measured with {before}, got {after}"
-        names = ("evaluation", "training")
-        present = dict(now.flags)
-        for module, was_training in self.flags:
+        names, present = ("evaluation", "training"), _training_flags(named)
+        for module, was_training in self.flags.items():
             is_training = present.get(module, was_training)
             if is_training != was_training:
                 return (
@@ -121,9 +92,16 @@ class _Mode:
         return ""
 
 
-def _inner_title(path: str, module: nn.Module) -> str:
-    """Return what messages call a module inside a stage, or the stage itself."""
-    return f"the {type(module).__name__} in" if path else "the module of"
+def _training_flags(named: Stages) -> dict[str, bool]:
+    """Return the training flags of the modules in stages, by what messages call them."""
+    return {
+        f"{f'the {type(module).__name__} in' if path else 'the module of'} "
+        f"stage {index} ({stage_title(name, stage)})": module.training
+        for index, (name, stage) in enumerate(named)
+        if isinstance(stage, nn.Module)
+        for path, module in stage.named_modules()
+        if not list(module.children()) or not path
+    }
 
 
 def _require_sample(sample: object) -> None:

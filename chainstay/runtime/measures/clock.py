@@ -87,11 +87,7 @@ class StageTimes:
         return int(median(more - less for more, less in zip(self.dropped, kept, strict=False)))
 
     def profiled(self, hooks: int) -> StageTime:
-        """Return the times of the stage for a profile.
-
-        Args:
-            hooks: What is known of them, of all stages.
-        """
+        """Return the times of the stage for a profile; `hooks` is what they take, of all stages."""
         kept = int(median(self.forward))
         if not self.dropped:
             return StageTime(kept, int(median(self.backward)), kept=kept)

@@ -17,7 +17,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -69,13 +69,6 @@ class AccountFile:
     path: Path
     names: tuple[str, ...]
 
-    @classmethod
-    def of(
-        cls, signature: str, names: Iterable[str], directory: str | os.PathLike[str]
-    ) -> AccountFile:
-        """Return the file in `directory` for `signature` and stages of these names."""
-        return cls(path_in(directory, signature), tuple(names))
-
     def read(self) -> Account | None:
         """Return the costs in the file, if they are sound.
 
@@ -113,13 +106,7 @@ def write_sealed(path: Path, kind: str, version: int, body: Mapping[str, object]
 
 
 def read_sealed(path: Path, kind: str, version: int, parsed: Callable[[Fields], _T]) -> _T | None:
-    """Return the content that `write_sealed` wrote, if it is there and sound.
-
-    Args:
-        path: The path of the file.
-        kind: The kind of the document.
-        version: The version of the document.
-        parsed: Makes something of its fields, or raises an `InvalidProfileError`.
+    """Return what `parsed` makes of the fields of a file, if it is there and sound.
 
     Warns:
         UserWarning: Something is there, and it is not sound.
@@ -146,12 +133,9 @@ def _digest(body: object) -> str:
 
 
 def record_from(kind: type[_R], found: Fields, **others: Any) -> _R:
-    """Return a record, as `dataclasses.asdict` wrote it.
+    """Return a record of class `kind`, as `dataclasses.asdict` wrote it.
 
-    Args:
-        kind: Its class.
-        found: Its numbers, lists of numbers, texts and flags.
-        others: Its fields of other types.
+    `others` are its fields that are no numbers, lists of numbers, texts or flags.
     """
     readers: dict[str, Callable[[str], object]] = {
         "int": found.integer,
@@ -193,13 +177,7 @@ def signature_of(subject: Subject, autocast: Autocast | None) -> str:
 
 
 def signature_around(model: nn.Module, call: object, loss: str) -> str:
-    """Return a text that times and sizes of a model around its blocks depend on.
-
-    Args:
-        model: Whose modules, with the plain values that they hold, are part of it.
-        call: Its arguments, nested in any way.
-        loss: What the loss behind it computes.
-    """
+    """Return a text that times and sizes of a model around its blocks depend on."""
     return "\n".join([*_lines_around(model, call), loss])
 
 
@@ -257,15 +235,9 @@ def _lines(subject: Subject, autocast: Autocast | None) -> Iterator[str]:
     for tensor in (*subject.source, *subject.counted):
         yield _text_of(tensor)
     for stage in subject.stages:
-        yield from _stage(stage, subject.shared)
-
-
-def _stage(stage: ChainStage, shared: Sequence[Any]) -> Iterator[str]:
-    yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
-    for part in stage.parts:
-        yield part.text
-    for position in stage.effects.reads:
-        yield _text_of(shared[position])
+        yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
+        yield from (part.text for part in stage.parts)
+        yield from (_text_of(subject.shared[position]) for position in stage.effects.reads)
 
 
 def _text_of(value: object) -> str:

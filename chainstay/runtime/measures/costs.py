@@ -27,7 +27,7 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.profiles import Skip
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import trace_phases
-from chainstay.runtime.execute.environment import Traits, first_look, require_repeatable
+from chainstay.runtime.execute.environment import first_look, require_repeatable
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime, TimedStage, stage_times, time_chain
@@ -83,12 +83,9 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedStage:
+class ObservedStage(TimedStage):
     """The observations of a stage, its memory not traced; sizes in bytes."""
 
-    stage: ChainStage
-    traits: Traits
-    leaves: tuple[torch.Tensor, ...]
     time: StageTime
     given: NumberedState
     result: NumberedState
@@ -103,6 +100,29 @@ class ObservedStage:
     def dropping_bytes(self, memory: StageMemory) -> int:
         """Return the overhead of a forward that drops what it saves; `memory` is of that stage."""
         return max(memory.dropped_peak - self.given.bytes - self.made_bytes, 0)
+
+    def cost(self, kept: tuple[int, int, int], **others: Any) -> StageCost:
+        """Return the costs of the stage.
+
+        Args:
+            kept: What keeping it saves, and both overheads.
+            others: Fields of `StageCost` that depend on what is beside the stage.
+        """
+        saved, recording, backward = kept
+        known: dict[str, Any] = {
+            "name": self.stage.name,
+            "forward_time": self.time.forward,
+            "backward_time": self.time.backward,
+            "rerun_time": self.time.rerun,
+            "hooks_time": self.time.hooks,
+            "output_bytes": self.result.bytes,
+            "saved_bytes": saved,
+            "recording_bytes": recording,
+            "backward_bytes": backward,
+            "environment_bytes": self.environment_bytes,
+            "random_bytes": self.random_bytes,
+        }
+        return StageCost(**known | others)
 
 
 def observe_chain(subject: Subject) -> list[ObservedStage]:
@@ -146,8 +166,8 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
                 time=StageTime(0, 0),
                 given=lineage.states[index],
                 result=lineage.states[index + 1],
-                environment_bytes=environment_bytes,
-                random_bytes=random_bytes,
+                environment_bytes=0 if stage.is_loss else environment_bytes,
+                random_bytes=0 if stage.is_loss else random_bytes,
             )
         )
         source = following
@@ -156,9 +176,8 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
 
 def timed(observed: Sequence[ObservedStage], subject: Subject, repeats: int) -> list[ObservedStage]:
     """Return the stages with the time that each takes, the least of so many runs."""
-    stages = [TimedStage(seen.stage, seen.traits, seen.leaves) for seen in observed]
     given = (subject.source, subject.shared)
-    times = time_chain(stages, given, subject.device, repeats, subject.progress)
+    times = time_chain(observed, given, subject.device, repeats, subject.progress)
     return [replace(s, time=t) for s, t in zip(observed, stage_times(times), strict=True)]
 
 
@@ -169,14 +188,10 @@ def trace_chain(
     *,
     is_whole: bool = False,
 ) -> list[StageMemory]:
-    """Memory of every stage, run alone on what the stages before it give.
+    """Return the memory of every stage, run alone on what the stages before it give.
 
-    Args:
-        observed: The stages.
-        subject: The chain that they are of, and its input.
-        gradients: The gradients of the last state, as whoever reads it leaves them; by default as
-            usual.
-        is_whole: Whether nothing else uses their leaves, so that it is known when gradients wait.
+    `gradients` are those of the last state, as whoever reads it leaves them; by default as usual.
+    With `is_whole`, nothing else uses their leaves, so that it is known when gradients wait.
     """
     probes = [
         StageProbe(stage=seen.stage, shared=subject.shared, leaves=seen.leaves) for seen in observed
@@ -232,23 +247,12 @@ def account_for(
     around = Surroundings.of(observed, memories, subject, autocast)
     costs = []
     for index, (seen, memory) in enumerate(zip(observed, memories, strict=True)):
-        saved, recording, backward = around.kept(memory, index, index)
         costs.append(
-            StageCost(
-                name=seen.stage.name,
-                forward_time=seen.time.forward,
-                backward_time=seen.time.backward,
-                rerun_time=seen.time.rerun,
-                hooks_time=seen.time.hooks,
-                output_bytes=seen.result.bytes,
-                saved_bytes=saved,
+            seen.cost(
+                around.kept(memory, index, index),
                 gradient_bytes=around.gradient_bytes(index + 1),
-                recording_bytes=recording,
                 dropping_bytes=seen.dropping_bytes(memory) + around.standing,
-                backward_bytes=backward,
                 again_bytes=around.waiting(index),
-                environment_bytes=0 if seen.stage.is_loss else seen.environment_bytes,
-                random_bytes=0 if seen.stage.is_loss else seen.random_bytes,
                 forward_operator=memory.forward_operator,
                 backward_operator=memory.backward_operator,
             )
@@ -308,27 +312,17 @@ class Surroundings:
             has_loss=has_loss,
         )
 
-    @property
-    def handed_out(self) -> NumberedState:
-        """The model's output, which the caller holds."""
-        return self.states[-2] if self.has_loss else self.states[-1]
-
     def gradient_bytes(self, state: int) -> int:
         """Return the bytes of a state's gradient, and of what waits beside it."""
         return self.gradients[state].allocated_bytes + self.tied.beside(state)
 
     def waiting(self, stage: int) -> int:
         """Return the bytes of the model's output that the caller holds beside a stage."""
-        return self.handed_out.bytes_outside(self.states[stage])
+        output = self.states[-2] if self.has_loss else self.states[-1]
+        return output.bytes_outside(self.states[stage])
 
     def kept(self, memory: StageMemory, first: int, last: int) -> tuple[int, int, int]:
-        """Return the bytes that keeping stages together saves, and both overheads.
-
-        Args:
-            memory: Of these stages, run alone.
-            first: The first of them.
-            last: The last of them.
-        """
+        """Return what keeping stages `first` to `last` saves, and both overheads, in bytes."""
         held, saved = self.states[first].bytes, memory.kept_bytes
         recording = memory.kept_peak - held - saved
         backward = memory.backward_peak - held - saved

@@ -17,11 +17,7 @@ def gradients_kept(
 
     Stand-ins take the place of a model's parameters, but not where a forward was replaced by a
     function that holds the module itself. Weights that `torch.func.functional_call` puts in their
-    place may be no leaves, and have none.
-
-    Args:
-        parameters: Whose gradients.
-        begin: Makes the gradient that a parameter has meanwhile; by default none.
+    place may be no leaves, and have none. `begin` makes the gradients that are there meanwhile.
     """
     held = [(parameter, parameter.grad) for parameter in parameters if parameter.is_leaf]
     try:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import torch
 
-from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.runtime.capture.trials.world import random_numbers_kept
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.execute.environment import Traits, first_look
-from chainstay.runtime.execute.items import movable_chain
+from chainstay.runtime.execute.items import movable_chain, movable_profile
 from chainstay.runtime.measures.account import Account
-from chainstay.runtime.measures.cost_files import AccountFile, signature_of
+from chainstay.runtime.measures.cost_files import AccountFile, path_in, signature_of
 from chainstay.runtime.measures.costs import (
     Subject,
     Surroundings,
@@ -31,9 +30,8 @@ from chainstay.runtime.measures.costs import (
 from chainstay.runtime.measures.option_costs import (
     Kept,
     ObservedOption,
-    chosen_options,
     observe_options,
-    restored_options,
+    options_on_file,
     with_options,
 )
 from chainstay.runtime.stage.chain import Chain
@@ -68,7 +66,7 @@ class Measurement:
         The input, which is the caller's, and what several states share stay on the device.
         """
         schedule = Schedule.keep_all(len(self.account.stages))
-        return OffloadProfile.from_chain(movable_chain(self.account.profile_for(schedule)))
+        return movable_profile(self.account.profile_for(schedule))
 
     @property
     def movable_profile(self) -> ChainProfile:
@@ -76,7 +74,7 @@ class Measurement:
 
         Its stages have those of their options that keep one stage.
         """
-        return movable_chain(self.account.flat_profile())
+        return movable_chain(self.account.with_flat_options(self.account.profile()))
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
         """Return a profile for schedules like `schedule`: closer, but sound for no other."""
@@ -114,14 +112,11 @@ def measure_subject(
     *,
     wants_options: Callable[[Measurement], bool],
 ) -> Measurement:
-    """Time and memory of every stage; call it inside `measuring`.
+    """Measure time and memory of every stage; call it inside `measuring`.
 
-    Args:
-        subject: What to measure.
-        names: What messages call the values that all stages may read.
-        repeats: Timed runs of each stage, told what is known before.
-        cache: A directory in which costs are looked up, and left for next time.
-        wants_options: Whether to look for options of stages, told what is known without them.
+    `names` is what messages call the values that all stages may read. The runs of each stage that
+    are timed, `repeats`, and whether to look for options, follow from what is known before. Costs
+    are looked up in the directory `cache`, and left there for next time.
 
     Raises:
         UnsupportedModelError: A stage fails, or cannot be run again; the text names it.
@@ -130,8 +125,8 @@ def measure_subject(
     autocast = Autocast.now(subject.device)
     file = None
     if cache is not None:
-        titles = (stage.name for stage in subject.stages)
-        file = AccountFile.of(signature_of(subject, autocast), titles, cache)
+        titles = tuple(stage.name for stage in subject.stages)
+        file = AccountFile(path_in(cache, signature_of(subject, autocast)), titles)
     account = None if file is None else file.read()
     if account is not None:
         known = Measurement(chain=chain(traits=traits_of([subject])), account=account)
@@ -159,22 +154,12 @@ def measure_subject(
 def found_on_file(
     known: _M, subjects: Iterable[Subject], wants_options: Callable[[_M], bool]
 ) -> _M | None:
-    """Return what a file knows, with options if they are wanted; ``None`` if it lacks these.
-
-    Args:
-        known: With the account of the file, and no options.
-        subjects: The chain, or its segments.
-        wants_options: As for `measure_subject`.
-    """
-    account = known.account
-    plain = replace(known, account=account.without_options())
+    """Return what a file knows, with options if they are wanted; ``None`` if it lacks these."""
+    plain = replace(known, account=known.account.without_options())
     if not wants_options(plain):
         return plain
-    if account.has_options:
-        with suppress(PlanMismatchError):  # otherwise all is measured anew
-            options = restored_options(subjects, chosen_options(account.stages))
-            return replace(known, chain=replace(known.chain, options=options))
-    return None
+    options = options_on_file(known.account, subjects)
+    return None if options is None else replace(known, chain=replace(known.chain, options=options))
 
 
 def with_options_of(measured: _M, found: Sequence[ObservedOption], kept: Kept) -> _M:
@@ -184,11 +169,7 @@ def with_options_of(measured: _M, found: Sequence[ObservedOption], kept: Kept) -
 
 
 def traits_of(subjects: Iterable[Subject]) -> tuple[Traits, ...]:
-    """Return the traits of every stage but the loss, seen in one run of each.
-
-    Args:
-        subjects: The chain, or its segments.
-    """
+    """Return the traits of every stage but the loss, seen in one run of each."""
     found = []
     for subject in subjects:
         source = subject.source

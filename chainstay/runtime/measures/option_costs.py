@@ -7,10 +7,10 @@ have the same options with the same costs: one of them is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.backend_settings import backend_settings
 from chainstay.runtime.devices.memory import trace_phases
+from chainstay.runtime.joins.account import JoinAccount
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import ObservedStage, Subject
 from chainstay.runtime.measures.probe import StageMemory, StageProbe
@@ -63,6 +64,9 @@ Kept: TypeAlias = Callable[[StageMemory, int, int], tuple[int, int, int]]
 """What keeping stages saves, and both overheads; see `Surroundings.kept`."""
 
 
+_A = TypeVar("_A", Account, JoinAccount)
+
+
 class ChosenOption(NamedTuple):
     """An option's choice of operators, and how many stages it keeps together."""
 
@@ -78,14 +82,9 @@ def observe_options(
     has_spans: bool = True,
     is_whole: bool = False,
 ) -> list[ObservedOption]:
-    """Return the options of every stage and span of a chain; call it inside `measuring`.
+    """Return the options of every stage of a chain; call it inside `measuring`.
 
-    Args:
-        observed: The stages.
-        memories: Their memory.
-        subjects: The chain that they are of, or its segments.
-        has_spans: Whether several stages may be kept together.
-        is_whole: As for `trace_chain`.
+    With `has_spans`, several stages may be kept together; `is_whole` is as for `trace_chain`.
     """
     everything = sum(memory.kept_bytes for memory in memories)
     if has_spans:
@@ -120,15 +119,18 @@ def observe_options(
                 most = _MOST if count > 1 or not in_span else _FEWER
                 kept_time = sum(observation.time.kept for observation in observed[first : last + 1])
                 options = _options(place, count, kept_time, most)
-                probe = partial(
-                    StageProbe,
-                    shared=subject.shared,
-                    leaves=tuple(leaves.values()),
-                    output_gradients=gradients,
-                    drops=False,
-                    uses=uses if is_whole else None,
-                )
-                known[key] = list(zip(options, _traced(options, probe, place), strict=True))
+                probes = [
+                    StageProbe(
+                        stage=ChainStage(option.code.graph.stage.name, (OptionPart(option),)),
+                        shared=subject.shared,
+                        leaves=tuple(leaves.values()),
+                        output_gradients=gradients,
+                        drops=False,
+                        uses=uses if is_whole else None,
+                    )
+                    for option in options
+                ]
+                known[key] = list(zip(options, _traced(probes, place), strict=True))
             for option, memory in known[key]:
                 if not option.selection.drops and memory.kept_bytes >= saved:
                     continue  # no less than these stages save one by one
@@ -138,14 +140,7 @@ def observe_options(
 
 
 def _options(place: _StagePosition, count: int, kept_time: int, most: int) -> list[Option]:
-    """Return at most `most` options of `count` stages, fewer where they have many operators.
-
-    Args:
-        place: Where the stages are.
-        count: How many are kept together.
-        kept_time: What their forwards take, in ns.
-        most: Of options; one that keeps all of one stage is no option.
-    """
+    """Return at most `most` options of `count` stages, fewer where they have many operators."""
     graph = place.traced(count, repeats=2)
     if graph is None:
         return []
@@ -156,22 +151,30 @@ def _options(place: _StagePosition, count: int, kept_time: int, most: int) -> li
 
 
 def with_options(
-    account: Account, found: Sequence[ObservedOption], kept: Kept
-) -> tuple[Account, OptionTable]:
+    account: _A, found: Sequence[ObservedOption], kept: Kept
+) -> tuple[_A, OptionTable]:
     """Return the account with the costs of options, and the options by stage and number."""
     table: dict[tuple[int, int], Option] = {}
-    stages = list(account.stages)
+    costs: list[list[OptionCost]] = [[] for _ in account.costs]
     for candidate in found:
         option, first = candidate.option, candidate.first
         sizes = kept(candidate.memory, first, first + option.stages - 1)
-        cost = option_cost(option, sizes)
-        stages[first] = replace(stages[first], options=(*stages[first].options, cost))
-        table[first, len(stages[first].options)] = option
-    return replace(account, stages=tuple(stages), has_options=True), table
+        costs[first].append(_option_cost(option, sizes))
+        table[first, len(costs[first])] = option
+    return account.with_options(map(tuple, costs)), table
 
 
-def option_cost(option: Option, sizes: tuple[int, int, int]) -> OptionCost:
-    """Return the costs of an option; `sizes` are what it saves, and both overheads."""
+def options_on_file(
+    account: Account | JoinAccount, subjects: Iterable[Subject]
+) -> OptionTable | None:
+    """Return the options of an account that was read, made anew; ``None`` if it lacks some."""
+    if account.has_options:
+        with suppress(PlanMismatchError):  # otherwise all is measured anew
+            return restored_options(subjects, chosen_options(account.costs))
+    return None
+
+
+def _option_cost(option: Option, sizes: tuple[int, int, int]) -> OptionCost:
     saved, recording, backward = sizes
     return OptionCost(
         name=option.name,
@@ -194,12 +197,8 @@ def restored_options(
 ) -> OptionTable:
     """Make options that were chosen before; call it inside `measuring`.
 
-    Of stages that are alike, one is looked at.
-
-    Args:
-        subjects: A chain like the one that they were chosen for, or its segments.
-        wanted: What they keep, by stage and number.
-        is_checked: Whether to run each once, and compare what it makes again with what was saved.
+    Of stages that are alike, one is looked at. With `is_checked`, each option is run once, and what
+    it makes again is compared with what was saved.
 
     Raises:
         PlanMismatchError: A stage has no such option, or it fails this comparison.
@@ -233,10 +232,7 @@ def options_again(
 ) -> OptionTable | None:
     """Return the same options of a chain that differs in numbers; call it inside `measuring`.
 
-    Args:
-        table: The options of the chain that it was.
-        stages: The stages of the chain that it is.
-        subjects: Makes subjects of these, to run those that have other numbers.
+    `subjects` makes subjects of its `stages`, to run those that have other numbers.
 
     Returns:
         The options, or ``None`` if one of these stages saves something else now.
@@ -361,15 +357,11 @@ def _kind(value: object) -> Hashable:
     return type(value), layout, value.requires_grad
 
 
-def _traced(
-    options: Sequence[Option], probe: Callable[..., StageProbe], place: _StagePosition
-) -> list[StageMemory]:
-    """Return the memory of options of one stage, traced in one session."""
-    device = place.subject.device
-    stages = (ChainStage(option.code.graph.stage.name, (OptionPart(option),)) for option in options)
-    probes = [probe(stage=stage) for stage in stages]
+def _traced(probes: Sequence[StageProbe], place: _StagePosition) -> list[StageMemory]:
+    """Return the memory of stages that are probed with one input, traced in one session."""
     if not probes:
         return []
+    device = place.subject.device
     phases = chain.from_iterable(probe.phases(place.state, device) for probe in probes)
     traces = iter(trace_phases(phases, device))
     return [probe.memory(traces) for probe in probes]

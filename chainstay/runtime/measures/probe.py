@@ -96,10 +96,7 @@ class StageProbe:
     ) -> Generator[Callable[[], None]]:
         """Yield the functions to trace, in this order; `memory` explains what comes out.
 
-        Args:
-            source: The stage's input. Copies of it are used, so that their memory is seen.
-            device: Where the stage runs.
-            devices: Where each tensor of its input is in a step; by default, where it is now.
+        Copies of its input are used, so that their memory is seen, on `devices` or where it is now.
         """
         self.input_gradients = Gradients((None,) * len(source), tuple(range(len(source))))
         with zeroed_gradients(self.leaves):

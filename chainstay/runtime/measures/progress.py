@@ -21,13 +21,7 @@ class Progress(Protocol):
     """Told of every step of some work."""
 
     def __call__(self, doing: str, *, steps: int = 1, more: int = 0) -> None:
-        """Some of the work is done.
-
-        Args:
-            doing: What, for people.
-            steps: So much of it.
-            more: So much more there is to do than was known.
-        """
+        """Note that so many `steps` of work are done, and `more` to be done than was known."""
         ...
 
 

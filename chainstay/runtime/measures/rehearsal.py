@@ -44,14 +44,7 @@ def rehearse_graph(
     loss: ChainStage | None,
     limit: int,
 ) -> Rehearsal:
-    """Run a captured graph by its plan, forward and backward; call it inside `measuring`.
-
-    Args:
-        planned: The graph by its plan.
-        inputs: What it gets in a call; stand-ins take their place.
-        loss: Behind its last stage, if there is one.
-        limit: Bytes beyond which the operator is looked for.
-    """
+    """Run a captured graph by its plan, forward and backward; call it inside `measuring`."""
     graph = planned.graph
     device = planned.executor.chain.device
     stand_ins = graph.stand_ins(inputs)
@@ -80,13 +73,7 @@ def rehearse_graph(
 
 
 def rehearse_blocks(around: Around, planned: PlannedBlocks, limit: int) -> Rehearsal:
-    """Run a model's own forward and its blocks by their plan; call it inside `measuring`.
-
-    Args:
-        around: The model around its blocks.
-        planned: Its blocks by their plan.
-        limit: Bytes beyond which the operator is looked for.
-    """
+    """Run a model's own forward and its blocks by their plan; call it inside `measuring`."""
     device = around.device
     with around.host.fresh() as (model, run):
         leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]

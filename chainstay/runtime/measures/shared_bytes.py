@@ -39,7 +39,7 @@ class LeafGradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeafUses:
-    """_Leaves of a stage, or of several, that other stages use, too.
+    """Leaves of a stage, or of several, that other stages use, too.
 
     Attributes:
         behind: Those that stages behind it use: their backwards have sent gradients before.
@@ -62,11 +62,7 @@ class LeafUses:
     ) -> LeafUses:
         """Return the uses of leaves of stages `first` to `last`.
 
-        Args:
-            leaves: What each stage sends a gradient to.
-            first: The first of these stages.
-            last: The last one.
-            held: What holds each of these gradients, for stages behind the last one.
+        `held` is what holds each of these gradients, for stages behind the last one.
         """
         own = {id(leaf): leaf for of_stage in leaves[first : last + 1] for leaf in of_stage}
         before = {id(leaf) for of_stage in leaves[:first] for leaf in of_stage}
@@ -101,12 +97,7 @@ class TiedGradients:
 
     @classmethod
     def of(cls, leaves: _Leaves, held: Sequence[tuple[LeafGradient, ...]]) -> TiedGradients:
-        """Return the gradients that are summed.
-
-        Args:
-            leaves: What each stage sends a gradient to.
-            held: What holds each of these gradients, as far as that was seen.
-        """
+        """Return the gradients that are summed."""
         uses: dict[int, list[int]] = {}
         sizes: dict[int, int] = {}
         for index, stage_leaves in enumerate(leaves):

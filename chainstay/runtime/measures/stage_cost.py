@@ -104,11 +104,6 @@ class StageCost:
             backward_operator=OPERATOR,
         )
 
-    @property
-    def buffer_bytes(self) -> int:
-        """The bytes of buffers that it saves, in ``environment_bytes``."""
-        return self.environment_bytes - self.random_bytes
-
     def kept_under(self, option: int) -> OptionCost:
         """Return the costs of keeping the stage under an option, 0 for all of it."""
         if option:
@@ -123,11 +118,9 @@ class StageCost:
         )
 
     def surplus_time(self, runs: int, *, is_released: bool) -> int:
-        """Return the time of the stage beyond its forward and backward times, in ns.
+        """Return the time of `runs` runs beyond the forward and backward times, in ns.
 
-        Args:
-            runs: How often it runs.
-            is_released: Whether something that it reads or saves goes before its backward.
+        `is_released` says that something that it reads or saves goes before its backward.
         """
         again = max(runs - 1, 0)
         hooks = self.hooks_time if again or is_released else 0
@@ -149,8 +142,7 @@ class StageCost:
     def flat_options(self, stage: Stage) -> Iterator[StageOption]:
         """Yield the options of this one stage, every run of which costs the same.
 
-        Args:
-            stage: The stage, with what stands beside its operations in its overheads.
+        What stands beside the operations of `stage`, in its overheads, stands beside theirs.
         """
         dearer = max(self.recording_bytes, self.dropping_bytes)
         beside_forward = max(stage.forward_overhead_bytes - dearer, 0)
@@ -170,9 +162,7 @@ class StageCost:
     def scaled(self, share: Fraction, passed_on: Fraction) -> StageCost:
         """Return the stage on a smaller or larger call: times and sizes in proportion, rounded up.
 
-        Args:
-            share: Of times and sizes; what environments take stays.
-            passed_on: Of the sizes of the output and its gradient.
+        The output and its gradient are scaled by `passed_on`; what environments take stays.
         """
 
         def scaled(size: int) -> int:
@@ -224,11 +214,7 @@ class StageCost:
         )
 
     def without_times(self, too_large: int) -> StageCost:
-        """Return the stage with times alike; options that others would replace save too much.
-
-        Args:
-            too_large: More bytes than any schedule of use needs.
-        """
+        """Return the stage with times alike; options that are not steady save `too_large` bytes."""
         options = tuple(
             replace(
                 option,
@@ -244,9 +230,7 @@ class StageCost:
     def overhead(self, kind: OpKind, *, is_used: bool) -> int:
         """Return the overhead of an operation of `kind` in bytes, environments left out.
 
-        Args:
-            kind: What is done with this stage.
-            is_used: For a recording: whether the stage's backward uses it.
+        Of a recording, `is_used` says whether the stage's backward uses it.
         """
         match kind:
             case OpKind.FORWARD_KEEP_ALL if is_used:
@@ -277,11 +261,9 @@ class BesideRuns(NamedTuple):
 
 
 def stage_by_kind(stages: Sequence[StageCost], beside: Callable[[int], BesideRuns]) -> Stage:
-    """Return a stage by its options, and by what each kind of run costs.
+    """Return the first of some stages by its options, and by what each kind of run costs.
 
-    Args:
-        stages: The stage, and those behind it that an option may keep with it.
-        beside: Told how many of them are kept together.
+    An option may keep those behind it as well; `beside` is told how many are kept together.
     """
     cost = stages[0]
 

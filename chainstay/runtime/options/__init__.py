@@ -5,13 +5,9 @@
 `OptionPart` in a `ChainStage` it runs as any stage does, so that `measures.probe` and
 `measures.clock` see its memory, the temporaries of its replays included, and its time.
 
-An executor makes an `OptionRun` per run. In a first run it calls `run_option`, which puts hooks
-around those operators alone of whose saved tensors some are dropped. In a later run it asks
-``run.packed(tensor)`` in a hook of its own, once per saved tensor and in order (parameters left
-out), for the `ReplayHandle` in the tensor's place: a handle is an `execute.handles.Absent`. Then
-``run.close(state)``. The first run of a stage belongs inside
-`execute.environment.alone`, as any. A run with an option goes to the end of the forward, even if
-all tensors have been captured before: stashes may come later.
+An executor makes an `OptionRun` per run. In a first run it calls `run_option`. In a later run it
+asks ``run.packed`` in a hook of its own for the handle in the place of each saved tensor, goes to
+the end of the forward, as stashes may come late, and calls ``run.close``.
 
 ===================  ========================================================================
 module               what is in it
@@ -28,29 +24,3 @@ module               what is in it
 `option`             all of this together
 ===================  ========================================================================
 """
-
-from chainstay.runtime.options.graph import StageGraph, trace_stage
-from chainstay.runtime.options.option import (
-    Option,
-    OptionPart,
-    admitted,
-    option_of,
-    run_option,
-    selections_of,
-    stage_options,
-)
-from chainstay.runtime.options.replay import OptionRun, ReplayHandle
-
-__all__ = [
-    "Option",
-    "OptionPart",
-    "OptionRun",
-    "ReplayHandle",
-    "StageGraph",
-    "admitted",
-    "option_of",
-    "run_option",
-    "selections_of",
-    "stage_options",
-    "trace_stage",
-]

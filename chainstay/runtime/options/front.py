@@ -23,7 +23,6 @@ Nothing here knows torch; `formulations.stage_front` states the same as an integ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
 from itertools import pairwise
 from operator import itemgetter
 from typing import Final, TypeAlias
@@ -31,8 +30,6 @@ from typing import Final, TypeAlias
 from chainstay.profiles.operators import Operator
 from chainstay.runtime.options.front_hull import convex_front
 from chainstay.runtime.options.selection import Selection
-
-__all__ = ["pareto_front", "thinned"]
 
 LIMIT: Final = 256
 """Choices that are looked at per state; see `pareto_front`."""
@@ -43,12 +40,8 @@ _HULL: Final = 32
 """Choices that are looked for where there are more."""
 
 
-class _Action(Enum):
-    REPLAY = auto()
-    REDRAW = auto()
-
-
-_Steps: TypeAlias = "tuple[int, _Action, _Steps] | None"
+_Steps: TypeAlias = "tuple[int, bool, _Steps] | None"
+"""An operator, whether it is replayed or only draws its noise again, and the steps before."""
 _Label: TypeAlias = tuple[int, int, _Steps]
 """Bytes, ns, and what was decided so far, the last decision first."""
 _Labels: TypeAlias = list[_Label]
@@ -117,17 +110,15 @@ def _decided(
         yield rest, _changed(labels, result + operator.extra_bytes, 0, None)
         if operator.is_redrawable and operator.extra_bytes:
             kept = result + operator.state_bytes
-            yield rest, _changed(labels, kept, operator.time, (index, _Action.REDRAW))
+            yield rest, _changed(labels, kept, operator.time, (index, False))
     if operator.is_replayable:
-        step = (index, _Action.REPLAY)
-        yield rest | reads, _changed(labels, operator.state_bytes, operator.time, step)
+        yield rest | reads, _changed(labels, operator.state_bytes, operator.time, (index, True))
 
 
-def _changed(labels: _Labels, size: int, time: int, step: tuple[int, _Action] | None) -> _Labels:
+def _changed(labels: _Labels, size: int, time: int, step: tuple[int, bool] | None) -> _Labels:
     if step is None:
         return [(b + size, t, steps) for b, t, steps in labels] if size else labels
-    index, action = step
-    return [(b + size, t + time, (index, action, steps)) for b, t, steps in labels]
+    return [(b + size, t + time, (*step, steps)) for b, t, steps in labels]
 
 
 def _merged(parts: Iterable[_Labels], limit: int) -> _Labels:
@@ -150,8 +141,8 @@ def _selection(label: _Label) -> Selection:
     replayed: set[int] = set()
     redrawn: set[int] = set()
     while steps is not None:
-        index, action, steps = steps
-        (replayed if action is _Action.REPLAY else redrawn).add(index)
+        index, is_replayed, steps = steps
+        (replayed if is_replayed else redrawn).add(index)
     return Selection(
         kept_bytes=size,
         replay_time=time,
@@ -165,10 +156,6 @@ def thinned(front: Sequence[Selection], most: int = 8) -> list[Selection]:
 
     What the loss of a choice costs is an area: the bytes of budget for which it is the best
     that fits, times the time that the next smaller one of those taken takes more.
-
-    Args:
-        front: As `pareto_front` gives it.
-        most: How many; at least 2.
     """
     if len(front) <= most:
         return list(front)

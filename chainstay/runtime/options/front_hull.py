@@ -33,9 +33,6 @@ from chainstay.runtime.options.selection import Selection
 def fewest_bytes(operators: Sequence[Operator]) -> Selection | None:
     """Return the choice that keeps the fewest bytes, the fastest of these; ``None`` without any.
 
-    Args:
-        operators: The stage, in the order of its forward.
-
     Example:
         >>> stage = (
         ...     Operator(time=90, result_bytes=8, is_saved=True),
@@ -48,12 +45,9 @@ def fewest_bytes(operators: Sequence[Operator]) -> Selection | None:
 
 
 def convex_front(operators: Sequence[Operator], most: int) -> list[Selection]:
-    """Return choices on the hull of the front, from the most bytes to the fewest.
+    """Return at most `most` choices on the hull of the front, from the most bytes to the fewest.
 
-    Args:
-        operators: The stage, in the order of its forward.
-        most: How many at most. Each further one is looked for where the hull so far leaves the
-            largest area.
+    Each further one is looked for where the hull so far leaves the largest area.
     """
     sizes = sum(o.result_bytes + o.extra_bytes + o.state_bytes for o in operators)
     found = [_best(operators, 1, 1 + sizes), fewest_bytes(operators)]

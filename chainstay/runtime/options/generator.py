@@ -8,10 +8,11 @@ Operators are run again in the order of the forward, so that changes in place co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
 from chainstay.runtime.capture.cuts.programs import function_of
@@ -23,24 +24,17 @@ from chainstay.runtime.options.option_code import (
     ReplayInput,
     SavedSlot,
 )
-from chainstay.runtime.options.replay_operators import (
-    blank,
-    draw_from,
-    draw_on,
-    hook,
-    mark,
-    scratch,
-    stash,
-    stash_random,
-    unhook,
-)
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.special_operators import is_graphless, scratch_arguments
+from chainstay.runtime.stage.states import changeable
+
+_Stashes: TypeAlias = dict[tuple[fx.Node, bool], int]
+"""Places of what the forward sets aside: of a node's result, or of the generators before it."""
 
 
 def generate(graph: StageGraph, selection: Selection) -> OptionCode:
     """Return the code of a choice of what to keep."""
-    stashes = _Stashes()
+    stashes: _Stashes = {}
     hooked = hooked_packs(graph, selection)
     packs: list[tuple[int, int] | None] = [None] * len(graph.packs)
     replays: list[ReplayCode] = []
@@ -55,8 +49,8 @@ def generate(graph: StageGraph, selection: Selection) -> OptionCode:
                 packs[index] = len(replays), slot
             writer = _ReplayWriter(graph, sorted(group), selection.redrawn, stashes)
             replays.append(writer.replay(tuple(wanted.values())))
-    forward = function_of(_forward(graph, stashes.places, hooked))
-    return OptionCode(graph, forward, len(stashes.places), tuple(packs), tuple(replays))
+    forward = function_of(_forward(graph, stashes, hooked))
+    return OptionCode(graph, forward, len(stashes), tuple(packs), tuple(replays))
 
 
 def hooked_packs(graph: StageGraph, selection: Selection) -> list[range]:
@@ -74,12 +68,10 @@ def hooked_packs(graph: StageGraph, selection: Selection) -> list[range]:
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
-def _forward(
-    graph: StageGraph, places: Mapping[tuple[fx.Node, bool], int], hooked: Sequence[range]
-) -> fx.Graph:
+def _forward(graph: StageGraph, places: _Stashes, hooked: Sequence[range]) -> fx.Graph:
     """Return the stage's own graph, with what sets values aside, and with hooks."""
     own = graph.composition
-    kinds = {step.node: step.generators for step in graph.steps}
+    kinds = {step.node: step.traits.generators for step in graph.steps}
     savers = [graph.steps[pack.saver].node for pack in graph.packs]
     first = {savers[numbers.start]: numbers.start for numbers in hooked}
     last = {savers[numbers.stop - 1]: numbers.stop for numbers in hooked}
@@ -90,14 +82,14 @@ def _forward(
         if node.op == "output":
             break
         if (place := places.get((node, True))) is not None:
-            forward.call_function(stash_random, (run, place, graph.device, kinds[node]))
+            forward.call_method("stash_random", (run, place, kinds[node]))
         if (number := first.get(node)) is not None:
-            forward.call_function(hook, (run, number))
+            forward.call_method("hook", (run, number))
         copies[node] = forward.node_copy(node, copies.__getitem__)
         if (number := last.get(node)) is not None:
-            forward.call_function(unhook, (run, number))
+            forward.call_method("unhook", (run, number))
         if (place := places.get((node, False))) is not None:
-            forward.call_function(stash, (run, place, copies[node]))
+            forward.call_method("stash", (run, place, copies[node]))
     forward.output(tuple(copies[leaf] for leaf in own.results))
     return forward
 
@@ -115,17 +107,6 @@ def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
         groups[index] = merged
     distinct = {id(group): group for group in groups.values()}
     return [*distinct.values(), *({index} for index in sorted(selection.redrawn))]
-
-
-@dataclass(slots=True)
-class _Stashes:
-    """Places of the values that the forward sets aside."""
-
-    places: dict[tuple[fx.Node, bool], int] = field(default_factory=dict)
-
-    def place(self, node: fx.Node, *, is_random: bool) -> int:
-        """The place of a node's result, or of the states of generators in front of it."""
-        return self.places.setdefault((node, is_random), len(self.places))
 
 
 @dataclass(slots=True)
@@ -154,27 +135,27 @@ class _ReplayWriter:
         steps = self.stage.steps
         states = {
             index: self._take(
-                ReplayInput(Origin.STASH, self.stashes.place(steps[index].node, is_random=True))
+                ReplayInput(Origin.STASH, self._place(steps[index].node, is_random=True))
             )
             for index in self.group
-            if steps[index].generators
+            if steps[index].traits.generators
         }
         savers = [pack.operator for pack in wanted if pack.extra is not None]
         marks = {operator: number for number, operator in enumerate(dict.fromkeys(savers))}
         made: dict[int | None, fx.Node] = {}
         for node, index in self._ordered(views):
             if index is None:
-                self.copies[node] = self.graph.node_copy(node, self._copied)
+                self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
                 continue
             if index in marks:
-                self.graph.call_function(mark, (capture, marks[index]))
+                self.graph.call_method("begin", (capture, marks[index]))
             if index in states:
-                self.graph.call_function(draw_from, (capture, states[index]))
+                self.graph.call_method("draw_from", (capture, states[index]))
             made[index] = self._again(index)
             if index in states:
-                self.graph.call_function(draw_on, (capture,))
+                self.graph.call_method("draw_on", (capture,))
             if index in marks:
-                self.graph.call_function(mark, (capture, -1))
+                self.graph.call_method("begin", (capture, -1))
             if steps[index].cast is None:
                 self.copies[node] = made[index]
         results = list(dict.fromkeys(pack.operator for pack in wanted if pack.extra is None))
@@ -242,9 +223,13 @@ class _ReplayWriter:
                 return self._take(ReplayInput(Origin.STATE, index, flag))
             position = composition.shared[index - composition.width]
             return self._take(ReplayInput(Origin.SHARED, position, flag, is_scratch))
-        flags = [step.requires_grad for step in self.stage.steps if step.node is node]
-        place = self.stashes.place(node, is_random=False)
+        flags = [step.traits.requires_grad for step in self.stage.steps if step.node is node]
+        place = self._place(node, is_random=False)
         return self._take(ReplayInput(Origin.STASH, place, any(flags)))
+
+    def _place(self, node: fx.Node, *, is_random: bool) -> int:
+        """The place where the forward stashes a node's result, or the states in front of it."""
+        return self.stashes.setdefault((node, is_random), len(self.stashes))
 
     def _take(self, given: ReplayInput) -> fx.Node:
         self.inputs.append(given)
@@ -268,7 +253,7 @@ class _ReplayWriter:
         """Run an operator again."""
         step = self.stage.steps[index]
         if step.cast is not None:
-            argument = self._copied(step.cast.argument)
+            argument = self.copies[step.cast.argument]
             return self.graph.call_method("to", (argument, step.cast.dtype))
         args, kwargs = self._arguments(step, is_redrawn=index in self.redrawn)
         return self.graph.create_node(step.node.op, step.node.target, args, kwargs)
@@ -277,18 +262,29 @@ class _ReplayWriter:
         self, step: OperatorStep, *, is_redrawn: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         node = step.node
-        kwargs: dict[str, Any] = fx.node.map_arg(dict(node.kwargs), self._copied)
+        kwargs: dict[str, Any] = fx.node.map_arg(dict(node.kwargs), self.copies.__getitem__)
         if is_redrawn:
-            layout = step.noise
+            layout = step.traits.noise
             assert layout is not None, "only dropout is redrawn"
             kinds = (tuple(layout.size), layout.stride, layout.dtype, layout.device)
-            rest: tuple[Any, ...] = fx.node.map_arg(node.args[1:], self._copied)
+            rest: tuple[Any, ...] = fx.node.map_arg(node.args[1:], self.copies.__getitem__)
             return (self.graph.call_function(blank, kinds), *rest), kwargs
-        args: list[Any] = list(fx.node.map_arg(node.args, self._copied))
+        args: list[Any] = list(fx.node.map_arg(node.args, self.copies.__getitem__))
         for place in step.scratch:
             given: Any = args if isinstance(place, int) else kwargs
             given[place] = self.graph.call_function(scratch, (given[place],))
         return tuple(args), kwargs
 
-    def _copied(self, node: fx.Node) -> fx.Node:
-        return self.copies[node]
+
+def scratch(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a copy that may be changed."""
+    return None if tensor is None else tensor.detach().clone()
+
+
+def blank(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return a tensor of any values that requires a gradient and may be changed in place."""
+    state = (torch.empty_strided(size, stride, dtype=dtype, device=device, requires_grad=True),)
+    (tensor,) = changeable(state, state)
+    return tensor

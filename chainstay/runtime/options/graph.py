@@ -35,6 +35,7 @@ from chainstay.runtime.options.trace import (
     EXTERNAL,
     NotPlainError,
     Operation,
+    OperatorTraits,
     Trace,
     TracedPack,
 )
@@ -51,20 +52,14 @@ class OperatorStep:
 
     Attributes:
         node: The operator's node; for a copy by autocast, the node that it is made for.
+        traits: What was seen of it.
         cast: For such a copy, of what, for whom and in which precision.
-        generators: Types of the devices whose random generators it draws from.
-        layout: How its result lies in memory; ``None`` if it represents no value.
-        noise: For dropout, how its input lies in memory.
-        requires_grad: Whether its result does.
         scratch: Arguments that it changes, while nothing that it gives depends on them.
     """
 
     node: fx.Node
+    traits: OperatorTraits
     cast: Cast | None = None
-    generators: tuple[str, ...] = ()
-    layout: MemoryLayout | None = None
-    noise: MemoryLayout | None = None
-    requires_grad: bool = False
     scratch: tuple[ArgumentPlace, ...] = ()
 
     def on(self, nodes: Mapping[fx.Node, fx.Node]) -> OperatorStep:
@@ -73,11 +68,6 @@ class OperatorStep:
         if cast is not None:
             cast = cast._replace(argument=nodes[cast.argument], user=nodes[cast.user])
         return replace(self, node=nodes[self.node], cast=cast)
-
-    @property
-    def traits(self) -> tuple[object, ...]:
-        """The traits that were seen of it."""
-        return (self.generators, self.layout, self.noise, self.requires_grad, self.scratch)
 
     @property
     def name(self) -> str:
@@ -94,14 +84,12 @@ class Pack:
         saver: The operator that saves it.
         operator: The operator that can make it again; ``None`` if it always stays.
         extra: Its number among what that operator saves; ``None`` if it lies in the result.
-        is_input: Whether it lies in the stage's incoming state.
     """
 
     layout: MemoryLayout
     saver: int
     operator: int | None = None
     extra: int | None = None
-    is_input: bool = False
 
     def is_dropped(self, replayed: frozenset[int], redrawn: frozenset[int]) -> bool:
         """Whether it is made again, where these operators are run again."""
@@ -160,7 +148,7 @@ class StageGraph:
 
     def _seen(self) -> object:
         operators = [replace(operator, time=0) for operator in self.operators]
-        steps = [(step.name, *step.traits) for step in self.steps]
+        steps = [(step.name, step.traits, step.scratch) for step in self.steps]
         return operators, steps, self.packs, self.fixed_bytes, self.backends
 
     def for_stage(self, stage: ChainStage) -> StageGraph | None:
@@ -192,15 +180,9 @@ def trace_stage(
     """Run a stage node by node; ``None`` if it cannot be taken apart.
 
     A stage whose parameters are sharded cannot: when a replay reads them, they may not be there.
-    Call it inside `measuring`: statistics are updated and random numbers drawn.
-
-    Args:
-        stage: What to run; several stages as one if they are fused.
-        given: Its input, and what all stages may read.
-        device: Where it runs.
-        output_stays: Whether nobody changes its output in place, so that replays may start from
-            it: true of all stages but a model's last.
-        repeats: How often every operator is timed; the least time counts.
+    Call it inside `measuring`: statistics are updated and random numbers drawn. Every operator is
+    timed `repeats` times; the least time counts. With `output_stays`, nobody changes its output in
+    place, so that replays may start from it: true of all stages but a model's last.
     """
     if stage.is_sharded:
         return None
@@ -300,10 +282,7 @@ class _Assembly:
         )
 
     def _pack(self, pack: TracedPack) -> Pack:
-        source, saver = self._source(pack.value), self.places[pack.saver]
-        if source is None:
-            return Pack(pack.layout, saver, is_input=pack.storage in self.trace.state)
-        return Pack(pack.layout, saver, *source)
+        return Pack(pack.layout, self.places[pack.saver], *(self._source(pack.value) or ()))
 
     def _source(self, index: int) -> tuple[int, int | None] | None:
         """The operator that makes a value, and its number if it is an extra; ``None``: it stays."""
@@ -331,7 +310,7 @@ class _Assembly:
         operator = Operator(
             time=self.times[node]
             + sum(self.times[view] for view in views)
-            + _RANDOM_TIME * bool(seen.generators),
+            + _RANDOM_TIME * bool(seen.traits.generators),
             inputs=tuple(sorted(inputs)),
             result_bytes=0 if value is None or is_output else value.bytes,
             is_saved=place in self.saved,
@@ -341,17 +320,9 @@ class _Assembly:
             and (self.output_stays or not is_output),
             is_replayable=self._is_replayable(seen, ignored),
             state_bytes=self._state_bytes(seen),
-            is_redrawable=seen.noise is not None,
+            is_redrawable=seen.traits.noise is not None,
         )
-        step = OperatorStep(
-            node=node,
-            generators=seen.generators,
-            layout=seen.layout,
-            noise=seen.noise,
-            requires_grad=seen.requires_grad,
-            scratch=tuple(scratch),
-        )
-        return operator, step
+        return operator, OperatorStep(node=node, traits=seen.traits, scratch=tuple(scratch))
 
     def _cast(self, cast: Cast) -> tuple[Operator, OperatorStep]:
         """A copy by autocast; its argument is there when its user runs."""
@@ -364,17 +335,18 @@ class _Assembly:
             is_saved=self.places[cast] in self.saved,
             is_replayable=self._is_replayable(seen, set()),
         )
-        return operator, OperatorStep(node=cast.user, cast=cast)
+        return operator, OperatorStep(node=cast.user, traits=OperatorTraits(), cast=cast)
 
     def _is_replayable(self, seen: Operation, ignored: set[int]) -> bool:
         return seen.is_repeatable and not (seen.reads - ignored) & self.trace.written
 
     def _state_bytes(self, seen: Operation) -> int:
-        states = random_states(self.trace.device) if seen.generators else ()
+        kinds = seen.traits.generators
+        states = random_states(self.trace.device) if kinds else ()
         return sum(
             state.nbytes
             for device, state in states
-            if device.type in seen.generators and state.device == self.trace.device
+            if device.type in kinds and state.device == self.trace.device
         )
 
     def _sources_of(self, nodes: Sequence[fx.Node]) -> tuple[set[int], set[fx.Node]]:

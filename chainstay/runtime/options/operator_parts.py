@@ -20,8 +20,6 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-__all__ = ["SplitLevel", "split_operators", "takes_rate"]
-
 
 class SplitLevel(Enum):
     """The operators that are split into parts, from the most to the fewest.
@@ -146,10 +144,7 @@ def dropout(tensor: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 def scale(tensor: torch.Tensor, dimension: int, product_scale: float | None) -> torch.Tensor:
     """Return a query or a key times the root of the scale of their product.
 
-    Args:
-        tensor: The query or key.
-        dimension: The dimension that the product sums over.
-        product_scale: By default, one by the root of that dimension's size.
+    By default, that is one by the root of the size of `dimension`, over which the product sums.
     """
     if product_scale is None:
         product_scale = 1 / sqrt(tensor.size(dimension))

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.environment import incoming
+from chainstay.runtime.execute.environment import in_mid_chain
 from chainstay.runtime.execute.handles import (
     Absent,
     OffloadPolicy,
@@ -27,7 +27,7 @@ from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
-from chainstay.runtime.stage.states import MemoryLayout, State, bytes_of, detached, non_leaves
+from chainstay.runtime.stage.states import MemoryLayout, State, bytes_of, detached
 
 _RUN_TIME: Final = 20_000
 """What a run with an option takes besides its operators, in ns (measured, one thread)."""
@@ -49,7 +49,6 @@ class Option:
             included, its input left out.
         replay_time: What its backward takes more than one that has everything, in ns; added up
             from the times of its operators.
-        needs_input: Whether it holds a part of the incoming state, or makes tensors of it.
         selection: What it keeps and what it makes again.
         code: What runs it.
         stages: How many stages of a chain it keeps together.
@@ -60,7 +59,6 @@ class Option:
     name: str
     saved_bytes: int
     replay_time: int
-    needs_input: bool
     selection: Selection
     code: OptionCode
     stages: int = 1
@@ -91,17 +89,16 @@ def stage_options(
 ) -> list[Option]:
     """Return options of a stage, from keeping everything to the fewest bytes; the last is steady.
 
-    Call it inside `measuring`: the stage is run once or more.
-
-    Args:
-        graph: The stage, or several as one.
-        given: Its input, and what all stages may read.
-        most: How many at most, the first and the last aside.
+    At most `most` are between the first and the last. Call it inside `measuring`: the stage is run
+    once or more.
     """
     steady = steady_selection(graph)
     front = thinned(selections_of(graph), most + 1)
+    same = (steady.replayed, steady.redrawn)
     others = (
-        selection for selection in front if not selection.drops or not _is_like(selection, steady)
+        selection
+        for selection in front
+        if not selection.drops or (selection.replayed, selection.redrawn) != same
     )
     options = [option_of(graph, selection) for selection in others]
     if steady.drops:
@@ -120,10 +117,6 @@ def _with_hooks(graph: StageGraph, selection: Selection) -> Selection:
     hooks = _HOOK_TIME * len(hooked) + _PACK_TIME * sum(map(len, hooked))
     own = _RUN_TIME + hooks + _GROUP_TIME * groups
     return replace(selection, replay_time=selection.replay_time + own)
-
-
-def _is_like(one: Selection, other: Selection) -> bool:
-    return (one.replayed, one.redrawn) == (other.replayed, other.redrawn)
 
 
 def _replays_all(options: Sequence[Option]) -> bool:
@@ -168,7 +161,6 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
         name=f"drops {', '.join(names)}" if names else "keeps everything",
         saved_bytes=graph.fixed_bytes + selection.kept_bytes,
         replay_time=selection.replay_time,
-        needs_input=any(pack.is_input for pack in graph.packs) or bool(code.state_reads),
         selection=selection,
         code=code,
     )
@@ -177,14 +169,7 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
 def run_option(
     run: OptionRun, state: State, stage: int, policy: OffloadPolicy | None = None
 ) -> State:
-    """Run the forward of a stage with an option, the first of a step; return the next state.
-
-    Args:
-        run: The run.
-        state: The stage's input.
-        stage: The stage's number in its chain, for messages.
-        policy: Knows which tensors may go to the host; ``None`` where all stay.
-    """
+    """Run the forward of a stage with an option, the first of a step; return the next state."""
     pack = OptionPack(run, stage, policy)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
     try:
@@ -239,10 +224,6 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
     """Whether replays give what the forward has saved, bit for bit; call it inside `measuring`.
 
     Kernels that do not always add in the same order do not, for instance.
-
-    Args:
-        option: To be run once.
-        given: The stage's input, and what all stages may read.
     """
     state, shared = given
     stage = option.code.graph.stage
@@ -253,8 +234,7 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
         if not is_parameter(tensor) and (handle := run.packed(tensor)) is not None:
             saved.append((tensor.detach(), handle))
 
-    state = detached(state)
-    state = incoming(stage, state) if stage.effects.changes_input else non_leaves(state)
+    state = in_mid_chain(stage, detached(state))
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, refuse_backward):
         output = run.forward(state)
     try:

@@ -26,6 +26,7 @@ from chainstay.runtime.execute.environment import (
     RandomStates,
     Traits,
     alone,
+    random_states,
     restore_random_states,
 )
 from chainstay.runtime.execute.handles import (
@@ -110,6 +111,15 @@ class OptionRun:
             add_in_place(output, state, [self.shared[position] for position in code.tied])
         return output
 
+    def stash(self, index: int, value: Any) -> None:
+        """Set a value aside: without the graph that made it, or it would be held in a circle."""
+        self.stashes[index] = value.detach() if isinstance(value, torch.Tensor) else value
+
+    def stash_random(self, index: int, kinds: tuple[str, ...]) -> None:
+        """Set aside the states of the generators, on `kinds` of devices, that come next."""
+        states = random_states(self.code.graph.device)
+        self.stashes[index] = tuple(state for state in states if state[0].type in kinds)
+
     def hook(self, number: int) -> None:
         """Put the hooks around what is saved from `number` on."""
         if self.hooks is not None:
@@ -166,14 +176,6 @@ class OptionRun:
         for group in groups:
             group.close(self, stashes, policy)
 
-    def input_of(self, index: int) -> torch.Tensor:
-        """Return a tensor of the incoming state.
-
-        Raises:
-            PlanMismatchError: It was changed in place.
-        """
-        return self.state[index].unchanged("the input", self.code.graph.stage.name)
-
     def _require_packed(self, number: int) -> None:
         if self._packed != number:
             raise self._mismatch(f"saves {self._packed} tensors where it saved {number}")
@@ -215,7 +217,7 @@ class OptionPack:
 
 
 class _SavingHook:
-    """Pack hook of a replay: keeps what marked operators save."""
+    """Pack hook of a replay: keeps what marked operators save; sets generators for others."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, int], torch.Tensor] = {}
@@ -226,6 +228,17 @@ class _SavingHook:
     def begin(self, mark: int) -> None:
         """An operator begins, or with -1 ends."""
         self.mark, self.number = mark, 0
+
+    def draw_from(self, states: RandomStates) -> None:
+        """Put generators into these states until `draw_on`."""
+        kinds = [device for device, _ in states]
+        self.present = tuple(s for s in random_states(kinds[-1]) if s[0] in kinds)
+        restore_random_states(states)
+
+    def draw_on(self) -> None:
+        """Put back the generators."""
+        restore_random_states(self.present)
+        self.present = ()
 
     def __call__(self, tensor: torch.Tensor) -> object:
         if is_parameter(tensor):
@@ -238,12 +251,7 @@ class _SavingHook:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A tensor that replays start from.
-
-    Attributes:
-        tensor: The tensor, or what stands for it while it may be on the host.
-        version: How often the tensor had been changed in place.
-    """
+    """A tensor that replays start from, or its stand-in, and how often it had been changed."""
 
     tensor: torch.Tensor | Absent
     version: int = 0
@@ -255,11 +263,7 @@ class _Held:
         return cls(tensor, version_of(tensor)) if stand_in is None else cls(stand_in)
 
     def unchanged(self, what: str, stage: str) -> torch.Tensor:
-        """Return the tensor, brought back if need be.
-
-        Args:
-            what: What it is of its stage, for messages.
-            stage: The stage's name.
+        """Return the tensor, brought back if need be; messages call it `what` of its stage.
 
         Raises:
             PlanMismatchError: It was changed in place.
@@ -357,15 +361,16 @@ class _Group:
         # What only other replays read may be trained by now, where optimizers run in the backward.
         if self.code.reads:
             run.environment.require_unchanged(run.shared, run.names, self.code.reads)
-        given = []
+        given, stage = [], run.code.graph.stage.name
         for source in self.code.inputs:
             match source.origin:
                 case Origin.SHARED:
                     given.append(run.shared[source.index])
                 case Origin.STATE:
-                    given.append(_start(run.input_of(source.index), source.requires_grad))
+                    value = run.state[source.index].unchanged("the input", stage)
+                    given.append(_start(value, source.requires_grad))
                 case Origin.STASH:
-                    value = _unstashed(self.stashes[source.index], run.code.graph.stage.name)
+                    value = _unstashed(self.stashes[source.index], stage)
                     is_tensor = isinstance(value, torch.Tensor)
                     given.append(_start(value, source.requires_grad) if is_tensor else value)
         return given

@@ -31,7 +31,6 @@ class Selection:
 
     def is_of(self, operators: Sequence[Operator]) -> bool:
         """Whether it is about these operators, and they can be run again as it says."""
-        indices = range(len(operators))
-        return all(
-            place in indices and operators[place].is_replayable for place in self.replayed
-        ) and (all(place in indices and operators[place].is_redrawable for place in self.redrawn))
+        replayable = {n for n, operator in enumerate(operators) if operator.is_replayable}
+        redrawable = {n for n, operator in enumerate(operators) if operator.is_redrawable}
+        return self.replayed <= replayable and self.redrawn <= redrawable

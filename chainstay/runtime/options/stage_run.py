@@ -14,14 +14,14 @@ from torch import fx
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.stopwatch import run_timed
 from chainstay.runtime.execute.environment import (
-    incoming,
+    in_mid_chain,
     random_states,
     restore_random_states,
 )
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.options.composition import Composition
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, detached, is_equal, non_leaves
+from chainstay.runtime.stage.states import State, detached, is_equal
 
 Held: TypeAlias = dict[fx.Node, Any]
 """What nodes have given, as long as others read it."""
@@ -64,12 +64,7 @@ class StageRun:
 
     def inputs(self) -> list[Any]:
         """Return inputs of the graph as in mid-chain: copies of what the stage changes."""
-        return self._inputs(self._state(detached(self.given[0])))
-
-    def _state(self, leaves: State) -> State:
-        return (
-            incoming(self.stage, leaves) if self.stage.effects.changes_input else non_leaves(leaves)
-        )
+        return self._inputs(in_mid_chain(self.stage, detached(self.given[0])))
 
     def _inputs(self, state: State) -> list[Any]:
         return [*state, *(self.given[1][position] for position in self.composition.shared)]
@@ -110,7 +105,7 @@ class StageRun:
         leaves = detached(self.given[0])
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
         with torch.enable_grad(), hooks:
-            output = forward(self._state(leaves))
+            output = forward(in_mid_chain(self.stage, leaves))
         ends = [tensor for tensor in output if tensor.requires_grad]
         starts = [tensor for tensor in leaves if tensor.requires_grad]
         gradients: Sequence[torch.Tensor] = ()
@@ -125,9 +120,7 @@ class StageRun:
     ) -> list[Any]:
         """Run all nodes; return the results.
 
-        Args:
-            inputs: The inputs of the graph.
-            around: Called with every operator, what is held, and the call; returns its result.
+        `around` gets every operator, what is held, and the call; it returns the operator's result.
         """
         held: Held = {}
         given = iter(inputs)

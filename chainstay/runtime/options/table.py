@@ -25,46 +25,35 @@ def used_options(
     stages: Sequence[ChainStage],
     position: Callable[[Op], int] = attrgetter("stage"),
 ) -> OptionTable:
-    """Return the options that a schedule keeps stages under.
+    """Return the options that a schedule keeps stages under, made for these stages.
 
-    Args:
-        table: The options that there are, of these stages or of such as do the same with
-            parameters of their own.
-        schedule: A schedule.
-        stages: What it is for.
-        position: Tells the number of the stage of an operation.
+    `position` tells the number of the stage of an operation.
 
     Raises:
         PlanMismatchError: The table lacks one of them, or its stage does something else.
     """
     used = {(position(op), op.option): op for op in schedule if op.option}
     network = "chain" if all(op.branch is None for op in schedule) else "join"
+    found: dict[tuple[int, int], Option] = {}
     for key, op in used.items():
         if key not in table:
             raise PlanMismatchError(
                 f"{op} keeps stage {op.stage} under option {op.option}, and this "
                 f"{network} has no such option; solve for the profile that it was measured with"
             )
-    return {key: _own_option(table[key], stages, key[0]) for key in used}
-
-
-def _own_option(option: Option, stages: Sequence[ChainStage], first: int) -> Option:
-    own = option.for_stage(fused(stages[first : first + option.stages]))
-    if own is None:
-        raise PlanMismatchError(
-            f"stage {first} ({stages[first].name}) is not the one whose options were measured; "
-            "call chainstay.fit again"
-        )
-    return own
+        first, option = key[0], table[key]
+        own = option.for_stage(fused(stages[first : first + option.stages]))
+        if own is None:
+            raise PlanMismatchError(
+                f"stage {first} ({stages[first].name}) is not the one whose options were measured; "
+                "call chainstay.fit again"
+            )
+        found[key] = own
+    return found
 
 
 def require_current_copies(table: OptionTable, shared: Sequence[Any], device: torch.device) -> None:
     """Refuse a step where autocast's copies of weights are older than what replays cast.
-
-    Args:
-        table: The options of the step.
-        shared: The values that all stages may read.
-        device: Where they run.
 
     Raises:
         PlanMismatchError: It is so, as after an optimizer's step within one context.

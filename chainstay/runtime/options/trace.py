@@ -10,7 +10,7 @@ can be run again: on copies of these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -60,14 +60,29 @@ class TracedPack:
     Attributes:
         value: The number of its value, or `EXTERNAL`.
         layout: How it lies in memory.
-        storage: The key of its storage.
         saver: The node that saves it.
     """
 
     value: int
     layout: MemoryLayout
-    storage: int
     saver: fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTraits:
+    """The traits of an operator that have to be known to run it again.
+
+    Attributes:
+        generators: Types of the devices whose random generators it draws from.
+        noise: For dropout, how its input lies in memory.
+        layout: How its result lies in memory; ``None`` if it represents no value.
+        requires_grad: Whether its result does.
+    """
+
+    generators: tuple[str, ...] = ()
+    noise: MemoryLayout | None = None
+    layout: MemoryLayout | None = None
+    requires_grad: bool = False
 
 
 @dataclass(slots=True)
@@ -77,20 +92,14 @@ class Operation:
     Attributes:
         reads: The storages of its arguments.
         is_repeatable: Whether it finds its arguments as they were when it is run again.
-        generators: Types of the devices whose random generators it drew from.
-        noise: For dropout, how its input lies in memory.
+        traits: What has to be known to run it again.
         value: The value that it represents.
-        layout: How that lies in memory.
-        requires_grad: Whether its result does.
     """
 
     reads: frozenset[int]
     is_repeatable: bool
-    generators: tuple[str, ...] = ()
-    noise: MemoryLayout | None = None
+    traits: OperatorTraits
     value: int | None = None
-    layout: MemoryLayout | None = None
-    requires_grad: bool = False
 
 
 @dataclass(slots=True)
@@ -105,7 +114,6 @@ class Trace:
         views: Nodes that give nothing but views.
         packs: What autograd saves.
         written: Storages from outside that it changes.
-        state: Storages of the incoming state.
         outputs: Values of the outgoing state.
         made: Per node, the storages of its result and the values that these had.
         flags: Whether the graph's inputs require gradients.
@@ -118,7 +126,6 @@ class Trace:
     views: set[fx.Node] = field(default_factory=set)
     packs: list[TracedPack] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
-    state: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     made: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
     flags: list[bool] = field(default_factory=list)
@@ -139,8 +146,6 @@ class Trace:
             tensors = tensors_in(value)
             self.made[node] = {self._take(tensor): EXTERNAL for tensor in tensors}
             self.flags.append(any(tensor.requires_grad for tensor in tensors))
-        for node in places[: self.run.composition.width]:
-            self.state.update(self.made[node])
         self.written.update(_key(shared[position]) for position in self.run.stage.effects.written)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, refuse_backward)
         with torch.enable_grad(), hooks:
@@ -165,7 +170,11 @@ class Trace:
             for source in arguments
             for tensor in tensors_in(held[source])
         ]
-        is_stale = any(source in self._stale or self._has_changed(source) for source in arguments)
+        is_stale = any(
+            source in self._stale
+            or any(self._current[key] != index for key, index in self.made[source].items())
+            for source in arguments
+        )
         noise = MemoryLayout.of(held[node.args[0]]) if is_dropout(node) else None  # type: ignore[index]  # a node
         before = random_states(self.device)
         self._packed = []
@@ -196,8 +205,7 @@ class Trace:
         self.operations[node] = operation = Operation(
             reads=frozenset(_key(tensor) for tensor, _ in given),
             is_repeatable=not (is_stale or is_outside),
-            generators=drawn,
-            noise=noise if drawn else None,
+            traits=OperatorTraits(drawn, noise if drawn else None),
         )
         if isinstance(value, torch.Tensor):
             self._represent(node, value, operation)
@@ -209,15 +217,14 @@ class Trace:
         if not self._is_represented(index):
             self.values[index].representative = node
             operation.value = index
-            operation.layout = MemoryLayout.of(value)
-            operation.requires_grad = value.requires_grad
+            layout, wants = MemoryLayout.of(value), value.requires_grad
+            operation.traits = replace(operation.traits, layout=layout, requires_grad=wants)
 
     def _note_packs(self, node: fx.Node, arguments: Sequence[fx.Node], held: Held) -> None:
         for number, tensor in enumerate(self._packed):
             is_extra = _key(tensor) not in self._current
-            key = self._know(tensor, node)
-            index = self._current[key]
-            self.packs.append(TracedPack(index, MemoryLayout.of(tensor), key, node))
+            index = self._current[self._know(tensor, node)]
+            self.packs.append(TracedPack(index, MemoryLayout.of(tensor), node))
             if index == EXTERNAL:
                 continue
             value = self.values[index]
@@ -254,9 +261,6 @@ class Trace:
             size = allocated_bytes(tensor) if tensor.device == self.device else 0
             self.values.append(TracedValue(size, maker))
         return key
-
-    def _has_changed(self, node: fx.Node) -> bool:
-        return any(self._current[key] != index for key, index in self.made[node].items())
 
     def _is_represented(self, index: int) -> bool:
         return index == EXTERNAL or self.values[index].representative is not None

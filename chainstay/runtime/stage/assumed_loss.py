@@ -26,10 +26,9 @@ class AssumedLoss(NamedTuple):
 
     @classmethod
     def of(cls, gradients: Iterable[MemoryLayout | None]) -> Self:
-        """Return the bytes for the largest of a model's outputs.
+        """Return the bytes for the largest of a model's outputs, from the gradients of these.
 
-        Args:
-            gradients: The gradients of the outputs. A number (no dimensions) is a loss itself.
+        A number (no dimensions) is a loss itself.
         """
         sizes = (
             (gradient.size.numel(), gradient.dtype.itemsize)

@@ -47,12 +47,7 @@ class Part(Protocol):
         ...
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:
-        """The next state.
-
-        Args:
-            state: The output of the part before.
-            shared: The values that all stages may read: tensors, and numbers.
-        """
+        """The next state; `shared` are tensors and numbers that all stages may read."""
         ...
 
 

@@ -64,8 +64,7 @@ def named_stages(
         UnsupportedModelError: Not a plain `torch.nn.Sequential`, list or tuple of callables.
     """
     if isinstance(model, nn.Sequential):
-        _refuse_own_forward(model)
-        _refuse_own_hooks(model)
+        _refuse_own_behaviour(model)
         named = [
             (name, module)
             for name, module in model.named_modules(remove_duplicate=False)
@@ -104,15 +103,13 @@ def is_any_training(named: Sequence[tuple[str, object]]) -> bool:
     )
 
 
-def _refuse_own_forward(model: nn.Sequential) -> None:
+def _refuse_own_behaviour(model: nn.Sequential) -> None:
+    """Refuse a forward and hooks of its own, which a chain of its stages would skip."""
     if type(model).forward is not nn.Sequential.forward:
         raise UnsupportedModelError(
             f"the model is a {type(model).__name__}, which replaces Sequential's forward; what "
             "it does there would be skipped, so pass its stages as a list"
         )
-
-
-def _refuse_own_hooks(model: nn.Sequential) -> None:
     hooks = {
         "forward pre-hooks": model._forward_pre_hooks,  # noqa: SLF001  # no public way to see
         "forward hooks": model._forward_hooks,  # noqa: SLF001  # likewise

@@ -33,13 +33,7 @@ def merge_idle_cuts(
     """Run the chain once and join stages where much of what passes is saved by nobody.
 
     A cut whose state is smaller than one beside it stays: it is a good place to start
-    again from.
-
-    Args:
-        stages: The stages of a chain, the loss behind them if there is one; the cut in front of the
-            loss stays, for its state is the caller's.
-        source: Input of the first stage.
-        shared: The values that all stages may read.
+    again from. So does that in front of the loss, whose state is the caller's.
 
     Raises:
         UnsupportedModelError: A stage fails on its input, or gives no tensor.
@@ -51,7 +45,8 @@ def merge_idle_cuts(
         assert cut is not None, "only the last one is followed by nothing"
         stage = stages[cut.index]
         after = behind.bytes if behind else 0
-        if cut.is_idle and not stage.is_loss and cut.bytes >= max(before, after):
+        is_idle = cut.idle_bytes * _SHARE >= cut.bytes > 0
+        if is_idle and not stage.is_loss and cut.bytes >= max(before, after):
             groups[-1] = fused([groups[-1], stage])
         else:
             groups.append(stage)
@@ -72,9 +67,7 @@ def idle_bytes(
 def spans_over_idle_cuts(idle: Sequence[int], least: int) -> list[tuple[int, int]]:
     """Return the first and last of two, four, eight ... stages that are worth keeping as one.
 
-    Args:
-        idle: As `idle_bytes` gives them.
-        least: Idle bytes from which a cut counts.
+    `idle` is as `idle_bytes` gives it; from `least` idle bytes on, a cut counts.
 
     Example:
         >>> spans_over_idle_cuts([0, 9, 9, 9, 0, 9], 1)
@@ -101,11 +94,6 @@ class _Cut:
     index: int
     bytes: int
     idle_bytes: int  # saved by neither side and not passed on: without the cut soon gone
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether that is a part worth mentioning."""
-        return self.idle_bytes * _SHARE >= self.bytes > 0
 
 
 def _cuts(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) -> Iterator[_Cut]:

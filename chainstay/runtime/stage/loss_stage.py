@@ -143,11 +143,7 @@ class TracedLoss:
 
 @dataclass(frozen=True, slots=True)
 class _OwnLoss:
-    """A loss that the model computes itself; a `chain_stage.Part`.
-
-    Attributes:
-        position: The position of the loss in the last state.
-    """
+    """A loss that the model computes itself, by its position in the last state; a `Part`."""
 
     position: int
     text: str = "the model's own loss"

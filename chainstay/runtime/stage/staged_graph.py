@@ -34,12 +34,7 @@ from chainstay.solution import Solution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedGraph:
-    """A captured graph as stages.
-
-    Attributes:
-        graph: The graph, cut.
-        chain: Its stages, some joined.
-    """
+    """A captured graph, cut, and its stages, some joined."""
 
     graph: GraphChain
     chain: Chain
@@ -64,13 +59,7 @@ class StagedGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGraph(Planned):
-    """A captured graph by a plan.
-
-    Attributes:
-        staged: The graph as stages.
-        executor: Runs the stages.
-        profile: The stages' costs.
-    """
+    """A captured graph by a plan, with the costs of its stages."""
 
     staged: StagedGraph
     executor: Executor

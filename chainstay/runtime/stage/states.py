@@ -6,7 +6,7 @@ share it hold its memory once. Tensors may also lie in one storage; copies keep 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import isqrt
@@ -115,12 +115,21 @@ def non_leaves(state: State) -> State:
 
 def changeable(state: State, values: State) -> State:
     """Return `values` in place of `state`, as a stage in mid-chain gets them: to be changed."""
-    wanting = tuple(index for index, tensor in enumerate(state) if tensor.requires_grad)
-    made: State = _Changeable.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
-        tuple(values[index] for index in wanting), *(state[index] for index in wanting)
-    )
-    known = dict(zip(wanting, made, strict=True))
-    return tuple(known.get(index, value) for index, value in enumerate(values))
+    wanting = wanting_gradients(state)
+    given = tuple(values[index] for index in wanting)
+    made = _Changeable.apply(given, *(state[index] for index in wanting))  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return replaced(values, wanting, made)
+
+
+def wanting_gradients(state: State) -> tuple[int, ...]:
+    """Return the positions of the tensors that want gradients."""
+    return tuple([index for index, tensor in enumerate(state) if tensor.requires_grad])
+
+
+def replaced(state: State, positions: Sequence[int], tensors: Iterable[torch.Tensor]) -> State:
+    """Return a state with other tensors at these positions."""
+    known = dict(zip(positions, tensors, strict=True))
+    return tuple([known.get(index, tensor) for index, tensor in enumerate(state)])
 
 
 class _Changeable(torch.autograd.Function):
@@ -155,7 +164,7 @@ def copied(state: State, devices: Iterable[torch.device] | None = None) -> State
     for tensor, device in zip(state, devices or devices_of(state), strict=True):
         address = address_of(tensor)
         if address not in owners:
-            owners[address] = _whole_storage(tensor).to(device, copy=True)
+            owners[address] = whole_storage(tensor).to(device, copy=True)
         copy = MemoryLayout.of(tensor).over(owners[address])
         copies.append(copy.requires_grad_(tensor.requires_grad))
     return tuple(copies)
@@ -248,6 +257,7 @@ def is_among(tensor: torch.Tensor, state: State) -> bool:
     return any(tensor is other for other in state)
 
 
-def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all bytes behind `tensor`, in the same memory."""
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return flat.set_(tensor.untyped_storage())

@@ -25,10 +25,7 @@ _Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
 def add_in_place(output: State, state: State, shared: Sequence[Any]) -> None:
     """Let autograd add in place to gradients that a stage sends to large leaves, with equal bits.
 
-    Args:
-        output: What the stage has given.
-        state: What it was given: nothing that made it is touched.
-        shared: Values that stages before it read, too.
+    What made its `state` is not touched; `shared` are values that stages before it read, too.
     """
     leaves = {id(leaf) for leaf in shared if _is_large_leaf(leaf)}
     if not leaves or not torch.is_grad_enabled():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile
@@ -77,9 +76,11 @@ def _refusal(op: Op, loss: int, *, is_in_loss: bool) -> str | None:
     is_computation = op.kind.is_forward or op.kind is OpKind.BACKWARD
     if is_computation and is_in_loss and op != Op(OpKind.BACKWARD, loss):
         return f"{op} runs between the loss and its backward, where a runtime cannot do anything"
-    if op.stage == loss and is_computation and not is_in_loss and op.kind is not _KEEP_ALL:
+    if (
+        op.stage == loss
+        and is_computation
+        and not is_in_loss
+        and op.kind is not OpKind.FORWARD_KEEP_ALL
+    ):
         return f"{op} is out of order; the loss runs once, and saves what its backward needs"
     return None
-
-
-_KEEP_ALL: Final = OpKind.FORWARD_KEEP_ALL

@@ -23,8 +23,6 @@ from chainstay.profiles import Link
 from chainstay.runtime.transfer.engine import Ticket, Transfer
 from chainstay.runtime.transfer.pool import HostPool, Slot
 
-__all__ = ["DOUBLE_LINK", "CopyTicket", "CopyingEngine"]
-
 DOUBLE_LINK: Final = Link.from_bytes_per_second(2_000_000_000, latency_ns=100_000)
 """What the double pretends to be where nothing else is asked for."""
 
@@ -59,7 +57,10 @@ class CopyTicket:
     def copy(self) -> None:
         """Make all copies that nobody has forgotten."""
         with self._lock:
-            _copy(self._copies)
+            if self._copies:
+                # At once: each call lets go of Python's lock, and computing waits to get it back.
+                destinations, sources = zip(*self._copies, strict=True)
+                torch._foreach_copy_(destinations, sources)
 
     def end(self) -> None:
         """Nobody need wait any more."""
@@ -129,27 +130,25 @@ class CopyingEngine:
 
     def fetch(self, transfers: Sequence[Transfer], sent: Ticket) -> CopyTicket:
         """Start fetching; see `Engine`."""
-        assert isinstance(sent, CopyTicket), "tickets come from the engine that gets them"
         copies = [pair[::-1] for memory, slot in transfers for pair in slot.beside(memory)]
         if self._poison:
             for memory, _ in transfers:
                 memory.fill_(_POISON)
-        return self._start(self._back, copies, [sent])
+        return self._start(self._back, copies, [_own(sent)])
 
     def wait(self, ticket: Ticket) -> None:
         """Wait until the copies of `ticket` have ended; see `Engine`."""
-        assert isinstance(ticket, CopyTicket), "tickets come from the engine that gets them"
-        if not ticket.ended.is_set():
+        own = _own(ticket)
+        if not own.ended.is_set():
             begin = time.perf_counter()
-            ticket.ended.wait()
+            own.ended.wait()
             self.stalled += time.perf_counter() - begin
-        if ticket.error is not None:
-            raise _again(ticket.error)
+        if own.error is not None:
+            raise _again(own.error)
 
     def forget(self, memory: torch.Tensor, ticket: Ticket, *, is_target: bool) -> None:  # noqa: ARG002  # as `Engine`
         """Forget `memory`, which the thread that copies may still hold; see `Engine`."""
-        assert isinstance(ticket, CopyTicket), "tickets come from the engine that gets them"
-        ticket.forget(memory)
+        _own(ticket).forget(memory)
 
     def freed(self, memory: torch.Tensor) -> None:
         """Overwrite freed memory if that is asked for; see `Engine`."""
@@ -158,7 +157,7 @@ class CopyingEngine:
 
     def give_back(self, slot: Slot, after: Ticket | None) -> None:
         """Give host memory back to the pool; see `Engine`."""
-        if self._poison and (after is None or _has_ended(after)):
+        if self._poison and (after is None or _own(after).ended.is_set()):
             for piece in slot.pieces:
                 piece.fill_(_POISON)
         self.pool.give(slot, after)
@@ -278,10 +277,9 @@ _LARGE: Final = 2**20
 """Bytes from which a copy tells how long a byte takes."""
 
 
-def _copy(copies: Copies) -> None:
-    if copies:  # at once: each call lets go of Python's lock, and computing waits to get it back
-        destinations, sources = zip(*copies, strict=True)
-        torch._foreach_copy_(destinations, sources)
+def _own(ticket: Ticket) -> CopyTicket:
+    assert isinstance(ticket, CopyTicket), "tickets come from the engine that gets them"
+    return ticket
 
 
 def _stop(copiers: set[_Copier]) -> None:
@@ -304,10 +302,6 @@ def _ended_by(killed: BaseException) -> RuntimeError:
     )
     error.__cause__ = killed.with_traceback(None)
     return error
-
-
-def _has_ended(ticket: Ticket) -> bool:
-    return isinstance(ticket, CopyTicket) and ticket.ended.is_set()
 
 
 def _unseen_memory(size: int) -> torch.Tensor:

@@ -62,14 +62,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Stop; let go of all host memory. Whatever is asked later is refused."""
         ...
-
-
-def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes behind `tensor`, in the same memory."""
-    bare = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return bare.set_(tensor.untyped_storage())
-
-
-def flat(size: int, device: torch.device) -> torch.Tensor:
-    """New memory of `size` bytes."""
-    return torch.empty(size, dtype=torch.uint8, device=device)

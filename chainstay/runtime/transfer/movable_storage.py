@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.stage.states import MemoryLayout, version_of
-from chainstay.runtime.transfer.engine import Engine, Ticket, flat, whole_storage
+from chainstay.runtime.stage.states import MemoryLayout, version_of, whole_storage
+from chainstay.runtime.transfer.engine import Engine, Ticket
 from chainstay.runtime.transfer.pool import Slot
 
 
@@ -34,25 +34,19 @@ class MovableStorage:
     Attributes:
         stage: The stage that made it.
         memory: On the device, all of it as bytes.
+        slot: The slot on the host that it has been sent to, or is being sent to.
+        stand_ins: Stand for the saved tensors that lie here.
         ticket: The ticket of its last transfer, if that need be waited for.
         stays: A later state has it too: it is not let go.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_engine",
-        "_is_unread",
-        "_size",
-        "_slot",
-        "_stand_ins",
-        "memory",
-        "stage",
-        "stays",
-        "ticket",
+        "__weakref__", "_engine", "_is_unread", "_size",
+        "memory", "slot", "stage", "stand_ins", "stays", "ticket",
     )  # fmt: skip
 
     def __init__(self, stage: int, engine: Engine, tensor: torch.Tensor) -> None:
-        self._slot: Slot | None = None
+        self.slot: Slot | None = None
         self._is_unread = False
         self.ticket: Ticket | None = None
         self.stays = False
@@ -60,16 +54,7 @@ class MovableStorage:
         self.memory: torch.Tensor | None = whole_storage(tensor)
         self._engine = engine
         self._size = self.memory.nbytes
-        self._stand_ins: list[weakref.ref[OffloadedTensor]] = []
-
-    def know(self, tensor: OffloadedTensor) -> None:
-        """Know a saved tensor that lies here, without holding it."""
-        self._stand_ins.append(weakref.ref(tensor))
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether it has been sent and is to be let go."""
-        return self.memory is not None and self._slot is not None and not self.stays
+        self.stand_ins: list[weakref.ref[OffloadedTensor]] = []
 
     def leave(self) -> tuple[torch.Tensor, Slot]:
         """Take a slot on the host, to be sent there.
@@ -78,12 +63,12 @@ class MovableStorage:
             HostBudgetError: There is none.
         """
         assert self.memory is not None, "it leaves once"
-        self._slot = self._engine.pool.take(self._size)
-        return self.memory, self._slot
+        self.slot = self._engine.pool.take(self._size)
+        return self.memory, self.slot
 
     def go(self) -> None:
         """Let the memory on the device go; the computation waits for the transfer already."""
-        for reference in self._stand_ins:
+        for reference in self.stand_ins:
             stand_in = reference()
             if stand_in is not None:
                 stand_in.let_go()
@@ -94,17 +79,17 @@ class MovableStorage:
 
     def come(self) -> tuple[torch.Tensor, Slot, Ticket]:
         """Allocate memory on the device to be fetched into."""
-        assert self._slot is not None, "it was sent"
+        assert self.slot is not None, "it was sent"
         assert self.ticket is not None, "it was sent"
         self._is_unread = True
-        self.memory = flat(self._size, self._engine.device)
-        return self.memory, self._slot, self.ticket
+        self.memory = torch.empty(self._size, dtype=torch.uint8, device=self._engine.device)
+        return self.memory, self.slot, self.ticket
 
     def under(self, ticket: Ticket, *, leaves_host: bool) -> None:
         """Note that a transfer has begun; with `leaves_host`, the slot is given back at its end."""
         self.ticket = ticket
-        if leaves_host and self._slot is not None:
-            slot, self._slot = self._slot, None
+        if leaves_host and self.slot is not None:
+            slot, self.slot = self.slot, None
             self._engine.give_back(slot, ticket)
 
     def arrived(self) -> torch.Tensor:
@@ -115,30 +100,25 @@ class MovableStorage:
         if self._is_unread and self.ticket is not None:
             self._engine.wait(self.ticket)
             self._is_unread = False
-            if self._slot is None:
+            if self.slot is None:
                 self.ticket = None
         return self.memory
 
     def __del__(self) -> None:
         """Give back what it has, in the order of the computation."""
-        is_moving = self._is_unread or self._slot is not None
+        is_moving = self._is_unread or self.slot is not None
         if is_moving and self.memory is not None and self.ticket is not None:
             self._engine.forget(self.memory, self.ticket, is_target=self._is_unread)
-        if self._slot is not None:
-            self._engine.give_back(self._slot, self.ticket)
+        if self.slot is not None:
+            self._engine.give_back(self.slot, self.ticket)
 
 
 class OffloadedTensor:
     """Stands for a tensor that may be away, in the graph or in a checkpoint."""
 
     __slots__ = (
-        "__weakref__",
-        "_is_spoiled",
-        "_layout",
-        "_prepare",
-        "_storage",
-        "_tensor",
-        "_version",
+        "__weakref__", "_is_spoiled", "_layout", "_prepare",
+        "_storage", "_tensor", "_version",
     )  # fmt: skip
 
     def __init__(
@@ -150,7 +130,7 @@ class OffloadedTensor:
         self._tensor: torch.Tensor | None = tensor.detach()
         self._version = version_of(tensor)
         self._is_spoiled = False
-        storage.know(self)
+        storage.stand_ins.append(weakref.ref(self))  # without holding it
 
     def let_go(self) -> None:
         """Hold the tensor no longer."""
@@ -189,7 +169,7 @@ def send(storages: Sequence[MovableStorage], engine: Engine) -> None:
 
 def release(storages: Sequence[MovableStorage], engine: Engine) -> None:
     """Wait until `storages` have been sent, and let their memory on the device go."""
-    leaving = [storage for storage in storages if storage.is_leaving]
+    leaving = [s for s in storages if s.memory is not None and s.slot is not None and not s.stays]
     for ticket in {id(storage.ticket): storage.ticket for storage in leaving}.values():
         engine.wait(ticket)
     for storage in leaving:

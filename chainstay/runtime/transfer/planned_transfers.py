@@ -63,12 +63,8 @@ class PlannedTransfers:
     ) -> PlannedTransfers:
         """The transfers of `solution`.
 
-        Args:
-            solution: A solution by offloading, or by both that and recomputing.
-            profile: What the chain costs; all of it, see `movable_chain`.
-            overheads: Bytes that each operation of `program_of(solution)` needs besides what is
-                stored, in place of its stage's in the profile.
-            engine: Makes the transfers.
+        `profile` is what all of the chain costs, see `movable_chain`; `overheads` are the bytes
+        that each operation of `program_of(solution)` needs besides what is stored.
 
         Raises:
             PlanMismatchError: It moves parts of activations, or moves them in parts.
@@ -127,11 +123,8 @@ def engine_for(
 ) -> Engine:
     """Return the engine that moves bytes between `device` and the host.
 
-    Args:
-        device: An accelerator; for the CPU, a double that copies at the pace of `link`.
-        link: The link that the double pretends to be.
-        host_budget: Bytes of host memory for what is away; ``None`` for no limit.
-        beside: An engine for the same device to share host memory with.
+    For the CPU, that is a double that copies at the pace of `link`. What is away takes at most
+    `host_budget` bytes of host memory, ``None`` for no limit; an engine `beside` shares it.
 
     Raises:
         UnsupportedModelError: Another kind of device.

@@ -17,8 +17,6 @@ import torch
 
 from chainstay.errors import HostBudgetError, PlanMismatchError
 
-__all__ = ["HostPool", "Slot"]
-
 
 class Slot:
     """Host memory for one storage, in one piece or several.
@@ -50,10 +48,7 @@ class Slot:
         return self._pieces
 
     def beside(self, memory: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield pieces, each with the bytes of `memory` that have their place there.
-
-        Args:
-            memory: Shape (size,), bytes.
+        """Yield pieces, each with the bytes of `memory`, which has `size`, that belong there.
 
         Raises:
             PlanMismatchError: The pool was closed.

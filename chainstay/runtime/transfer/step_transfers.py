@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, assert_never
+from typing import assert_never
 
 import torch
 
@@ -22,8 +22,6 @@ from chainstay.runtime.transfer.movable_storage import (
     release,
     send,
 )
-
-__all__ = ["OffloadHook", "OffloadedState", "StepTransfers"]
 
 StoragesByAddress = dict[int, weakref.ref[MovableStorage]]
 """By the address of their storage, good as long as they are on the device."""
@@ -68,13 +66,7 @@ class StepTransfers:
                     assert_never(action.act)
 
     def hook(self, step: Step, given: State, prepare: Callable[[], None]) -> OffloadHook | None:
-        """Return the hook for a run of a stage that saves tensors that move; ``None`` if none do.
-
-        Args:
-            step: The run.
-            given: Its input, and what all stages may read.
-            prepare: Brings about all that comes before the stage's backward.
-        """
+        """Return the hook for a run that saves tensors that move; ``None`` if none do."""
         known = {address_of(tensor) for tensor in given}
         inputs = {address for address in known if self.storage_at(address) is not None}
         if step.makes is None and not inputs:
@@ -104,10 +96,6 @@ class StepTransfers:
             if storage is not None:
                 held.append(storage)
         return held
-
-    def checkpoint(self, state: State) -> OffloadedState:
-        """`state` to be read again; what moves may be away meanwhile."""
-        return OffloadedState.of(state, self)
 
     def storage_at(self, address: int) -> MovableStorage | None:
         """The storage whose memory on the device is there, if there is one."""
@@ -151,11 +139,13 @@ class OffloadedState:
 
     @classmethod
     def of(cls, state: State, transfers: StepTransfers) -> OffloadedState:
-        """Hold `state`, or the storages that its tensors lie in."""
+        """Hold `state`, or the storages of its tensors; it is read when all is prepared."""
         held = []
         for tensor in state:
             storage = transfers.storage_at(address_of(tensor))
-            held.append(tensor if storage is None else OffloadedTensor(storage, _nothing, tensor))
+            held.append(
+                tensor if storage is None else OffloadedTensor(storage, lambda: None, tensor)
+            )
         return cls(
             tuple(held),
             tuple(_version_of(value) for value in held),
@@ -219,29 +209,21 @@ class OffloadHook:
 
     def hooks(self) -> AbstractContextManager[object]:
         """Return the hooks for a run whose saved data stays in the graph, or goes to the host."""
-        return torch.autograd.graph.saved_tensors_hooks(self, restored)
+        return torch.autograd.graph.saved_tensors_hooks(self, _restored)
 
 
-def restored(packed: OffloadedTensor | Packed) -> torch.Tensor:
-    """Unpack hook of the same."""
+def _restored(packed: OffloadedTensor | Packed) -> torch.Tensor:
     return packed.restored() if isinstance(packed, OffloadedTensor) else unpack(packed)
 
 
 def is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
     """Whether it is plain memory on the device; parameters and tensors of other types are not."""
     return (
-        type(tensor) in _PLAIN
+        type(tensor) is torch.Tensor
         and tensor.layout == torch.strided
         and tensor.device == engine.device
         and tensor.untyped_storage().nbytes() > 0
     )
-
-
-_PLAIN: Final = (torch.Tensor,)
-
-
-def _nothing() -> None:
-    """A checkpoint's tensors are asked for when all is prepared."""
 
 
 def _version_of(tensor: torch.Tensor | OffloadedTensor) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -32,12 +33,7 @@ class StreamTicket:
 
 
 class StreamEngine:
-    """Copies over the bus while the device computes.
-
-    Args:
-        device: An accelerator.
-        host_budget: Bytes of pinned memory.
-        beside: A pool of pinned memory to share with.
+    """Copies over the bus while the device computes, with at most `host_budget` bytes pinned.
 
     Attributes:
         least_bytes: The bus moves fewer in less time than the host takes to issue a copy.
@@ -59,7 +55,12 @@ class StreamEngine:
         accelerator = accelerator_at(self.device)
         if accelerator is None:
             raise UnsupportedModelError(f"a {device.type!r} device has no streams to copy on")
-        self.pool = HostPool(_pinned_memory, pinned_pieces, host_budget, beside)
+        self.pool = HostPool(
+            partial(torch.empty, dtype=torch.uint8, pin_memory=True),
+            pinned_pieces,
+            host_budget,
+            beside,
+        )
         self._accelerator = accelerator
         self._out = accelerator.stream()
         self._back = accelerator.stream()
@@ -134,7 +135,3 @@ def _copy(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy into the first of each pair from the second, without the host's waiting."""
     targets, sources = zip(*copies, strict=True)
     torch._foreach_copy_(targets, sources, non_blocking=True)
-
-
-def _pinned_memory(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)

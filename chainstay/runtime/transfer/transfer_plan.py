@@ -23,7 +23,7 @@ and the model's output with what the last stage saves, stay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -79,18 +79,14 @@ def plan_transfers(
     for computation, some in zip(walk.computations, walk.actions, strict=True):
         actions.append(tuple(action for action in some if action.item in walk.let_go))
         actions += [()] * (len(computation.ops) - 1)
+    signs = {Act.SEND: 1, Act.RELEASE: 0, Act.FETCH: -1, Act.COPY: 0}
+    changes = (signs[action.act] * walk.size(action.item) for some in actions for action in some)
     return TransferPlan(
         actions=tuple(actions),
         moved=frozenset(walk.let_go),
-        host_bytes=_most_on_host(actions, walk),
+        host_bytes=max(accumulate(changes), default=0),
         peak_bytes=walk.peak,
     )
-
-
-def _most_on_host(actions: Iterable[tuple[Action, ...]], walk: _TransferWalk) -> int:
-    signs = {Act.SEND: 1, Act.RELEASE: 0, Act.FETCH: -1, Act.COPY: 0}
-    changes = (signs[action.act] * walk.size(action.item) for some in actions for action in some)
-    return max(accumulate(changes), default=0)
 
 
 @dataclass(slots=True)
@@ -255,7 +251,7 @@ class _TransferWalk:
             return
         self.sent.add(item)
         self.leaving.append(item)
-        self._do(Act.SEND, item, position)
+        self.actions[position].append(Action(Act.SEND, item))
 
     def _prefetch(self, op: Op, item: Item, position: int) -> None:
         if item not in self.sent:
@@ -269,7 +265,9 @@ class _TransferWalk:
             self._make_room(self.size(item), position, str(op))
             self.memory += self.size(item)
             self.stored.add(item)
-            self._do(Act.COPY if self.returns[item] else Act.FETCH, item, position)
+            self.actions[position].append(
+                Action(Act.COPY if self.returns[item] else Act.FETCH, item)
+            )
         self.serves.pop(item, None)
 
     def _drop(self, item: Item, position: int) -> None:
@@ -301,7 +299,9 @@ class _TransferWalk:
             for op in computation.gap if index > position else ():
                 if op.item == item and not op.kind.is_offload:
                     return last
-                self._follow(op, here)
+                here.difference_update(op.frees)
+                if op.kind.is_prefetch:
+                    here.add(op.item)
             for op in computation.ops:
                 if op.makes == item:
                     return last
@@ -311,12 +311,6 @@ class _TransferWalk:
                     return last
                 update_stored(here, op)
         return last
-
-    @staticmethod
-    def _follow(op: Op, here: set[Item]) -> None:
-        here.difference_update(op.frees)
-        if op.kind.is_prefetch:
-            here.add(op.item)
 
     def _make_room(self, need: int, position: int, what: str) -> None:
         """Wait for the oldest transfers to the host until `need` bytes more fit."""
@@ -333,10 +327,7 @@ class _TransferWalk:
             self.stored.discard(released)
             self.let_go.add(released)
             self.memory -= self.size(released)
-            self._do(Act.RELEASE, released, position)
-
-    def _do(self, act: Act, item: Item, position: int) -> None:
-        self.actions[position].append(Action(act, item))
+            self.actions[position].append(Action(Act.RELEASE, released))
 
     def _costs(self, computation: Computation) -> tuple[int, int]:
         """Bytes that a computation needs, and those that are in use more after it.

@@ -34,8 +34,6 @@ from chainstay.runtime.stage.assumed_loss import NO_LOSS, AssumedLoss
 from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in, require_number
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 
-__all__ = ["Around", "Outside", "Phase"]
-
 START: Final = "start"
 BEGIN: Final = "begin"
 END: Final = "end"
@@ -144,10 +142,6 @@ class Around:
 
     def measured(self, gradients: Sequence[Gradients], repeats: int) -> Outside:
         """Memory and time.
-
-        Args:
-            gradients: The gradients of the input of every block.
-            repeats: Timed runs.
 
         Raises:
             UnsupportedModelError: No gradient reaches some block, or in another order.

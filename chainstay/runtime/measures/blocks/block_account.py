@@ -96,20 +96,14 @@ class BlockAccountant:
         start = self.chain.segment_of(index)
         made = 0 if is_end else observed.made_bytes
         before, behind = self.outside.before[index], self.outside.behind_backward(index)
-        saved, recording, backward = self.kept(memory, index, index)
-        return StageCost(
-            name=observed.stage.name,
+        return observed.cost(
+            self.kept(memory, index, index),
             forward_time=max(observed.time.forward, 1),  # nothing is run again for fun
             backward_time=observed.time.backward + before.nanoseconds + behind.nanoseconds,
-            rerun_time=observed.time.rerun,
-            hooks_time=observed.time.hooks,
             output_bytes=0 if is_end else self._counted(observed.result, start),
-            saved_bytes=saved,
             gradient_bytes=self._gradient_bytes(index + 1) + self._tied.beside(index + 1),
-            recording_bytes=recording,
             dropping_bytes=self._forward_bytes(index, memory.dropped_peak, made),
-            backward_bytes=backward,
-            environment_bytes=observed.environment_bytes,
+            random_bytes=0,
             again_bytes=self._again_bytes(index),
         )
 

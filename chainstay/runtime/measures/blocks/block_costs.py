@@ -19,7 +19,12 @@ from chainstay.runtime.execute.block_executor import BlockSchedule
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_account import BlockAccountant, standing_bytes_of
-from chainstay.runtime.measures.cost_files import AccountFile, signature_around, signature_of
+from chainstay.runtime.measures.cost_files import (
+    AccountFile,
+    path_in,
+    signature_around,
+    signature_of,
+)
 from chainstay.runtime.measures.costs import (
     ObservedStage,
     Subject,
@@ -50,11 +55,7 @@ from chainstay.runtime.stage.states import copied
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBlocks(Measurement):
-    """A model's blocks and what a step with them costs.
-
-    Attributes:
-        blocks: The blocks.
-    """
+    """A model's blocks and what a step with them costs."""
 
     blocks: BlockChain
 
@@ -63,10 +64,6 @@ def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
     """Find the blocks of a model.
 
     Their inputs and outputs are held from then on, on the CPU.
-
-    Args:
-        host: Runs the model's own Python on a call.
-        graphs: The graphs of its blocks.
 
     Raises:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
@@ -89,11 +86,7 @@ def peak_around(around: Around) -> int:
 
 
 def with_loss(around: Around, loss: Loss) -> Around:
-    """The same with a loss behind the model.
-
-    Args:
-        around: The model around its blocks.
-        loss: A function from the model's output to a scalar.
+    """Return the same with a loss behind the model: a function from its output to a scalar.
 
     Raises:
         UnsupportedModelError: The loss cannot be traced on the model's output.
@@ -254,5 +247,5 @@ def _file_of(
         signature_around(call.model, (call.args, call.kwargs), loss),
         *(signature_of(subject, autocast) for subject in subjects),
     ]
-    names = [stage.name for stage in around.chain.stages]
-    return AccountFile.of("\n".join(signatures), names, cache)
+    names = tuple(stage.name for stage in around.chain.stages)
+    return AccountFile(path_in(cache, "\n".join(signatures)), names)
