@@ -95,7 +95,7 @@ def sum_of(expressions: Iterable[LinearExpression]) -> LinearExpression:
 
 
 class Sense(Enum):
-    """What a row says of its total: at most 0, equal to 0, or memory within the limit."""
+    """A row has a total of at most 0, one equal to 0, or one that is memory within the limit."""
 
     AT_MOST = auto()
     EQUAL = auto()
