@@ -1,4 +1,4 @@
-"""How fast the two exact formulations prove an optimum, and that it is the known one.
+"""How fast HiGHS and CP-SAT prove an optimum of the exact program, and that it is the known one.
 
     .venv/bin/python -m benchmarks.solvers.formulations
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.solvers.hybrid_speed [--stages 20 50 100] [--output FILE]
 
-Three families of chains, two budgets (shares of what plain training needs), two links. Every
+Three families of chains, three budgets (shares of what plain training needs), two links. Every
 time is the median CPU time of one thread over the repeats (one beyond 50 stages), warm.
 "plan" is the overhead of the best plan, as the referee counts it, and "bound" what none is
 below, both as shares of the least time; "-" where nothing fits.
@@ -25,7 +25,7 @@ from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 
-BUDGETS = (0.15, 0.4)
+BUDGETS = (0.15, 0.4, 0.65)
 BANDWIDTHS = (3, 12)
 CHAINS = ("random", "ResNet-like", "GPT-like")
 
