@@ -55,12 +55,12 @@ _FIRST_LEVELS: Final = 100
 _FIRST_FINER: Final = 8.0
 _ROUGH_CELLS: Final = 12
 _FIRST_CELLS: Final = 25
-_NEAR_WAYS: Final = 400
-_FAR_WAYS: Final = 30
-"""Ways to recompute the same stages that are told apart where a first plan is looked for, about:
+_NEAR_TOLERANCE: Final = 1 / 400
+_FAR_TOLERANCE: Final = 1 / 30
+"""Tolerances of fronts for a first plan, as shares of the limit less the least time: with a limit
 near the bound on the whole, and far from it."""
-_WAYS: Final = (100, 400)
-"""The same, round by round, where better plans are."""
+_TOLERANCES: Final = (1 / 100, 1 / 400)
+"""The same, round by round, where better plans are looked for."""
 _CELLS: Final = (100, 800)
 _LEAST_CELLS: Final = 1600
 _EXPANDED: Final = 20_000
@@ -150,8 +150,8 @@ def _searched(profile: ChainProfile, budget: int, link: Link, slots: int) -> _Pl
             limit, weights = first.cost * slots * parts / count, first.weights
             break
     chain = _in_slots(profile, budget, link, slots * parts)
-    for ways in _WAYS if plans else ():
-        grid = _discretised(chain, limit, (limit - least_time(chain)) / ways)
+    for share in _TOLERANCES if plans else ():
+        grid = _discretised(chain, limit, share * (limit - least_time(chain)))
         weights = grid.best_weights(grid.finer / 4, weights, 1 / 16, 1 / 32)
         limit = _improve(grid.with_bounds(weights), limit, plans)
     plans[1:-1] = []
@@ -245,13 +245,16 @@ def _first_plan(chain: SlotChain) -> _FirstPlan | None:
     whole, _, _ = grid.search(pessimistic, grid.completion_bounds(), INFINITE, rough)
     near = root + (root - least) / 10 + least / 100 + _ROUNDING
     far = whole + (whole - least) / 20 + _ROUNDING
-    width = _width(chain)
-    for limit, ways, going_on in ((near, _NEAR_WAYS, width // 4), (far, _FAR_WAYS, width)):
+    searches = (
+        (near, _NEAR_TOLERANCE, _width(chain) // 4),
+        (far, _FAR_TOLERANCE, _width(chain)),
+    )
+    for limit, share, width in searches:
         if limit > FINITE:
             break
-        tolerance = (limit - least) / ways
+        tolerance = share * (limit - least)
         grid = DiscretisedChain(chain, _FIRST_FINER, limit, tolerance).with_bounds(weights)
-        effort = Effort(_FIRST_CELLS, _MOST_LABELS, going_on)
+        effort = Effort(_FIRST_CELLS, _MOST_LABELS, width)
         cost, last, labels = grid.search(grid.fronts, grid.completion_bounds(), limit, effort)
         if last >= 0:
             return _FirstPlan(_plan(grid, labels, last), cost, weights)
