@@ -74,6 +74,15 @@ def test_one_round_has_what_search_finds_in_it(seed: int) -> None:
         assert ONCE.bound_outside(problem) <= found.makespan
 
 
+def test_host_memory_is_held_until_the_way_back_ends() -> None:
+    """Over a link of both ways at once, another item could take its place meanwhile."""
+    problem = tiny(57, stages=3)
+    problem = replace(problem, link=replace(problem.link, duplex="full", capacity=3))
+    one = by_cpsat(problem, ONCE)
+    assert one is not None
+    assert replayed(problem, one[1]) == one[0]
+
+
 def claimed(method: IntegerProgramHybrid, problem: HybridProblem) -> HybridClaim | None:
     try:
         return method(problem)

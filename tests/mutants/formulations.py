@@ -120,7 +120,7 @@ MUTANTS: Final = (
         "formulations/cpsat/hybrid.py",
         "model.add(until >= start + length).only_enforce_if(comes)",
         "model.add(until >= start).only_enforce_if(comes)",
-        "agreement/test_hybrid_exact.py::test_one_round_has_what_search_finds_in_it[1]",
+        "agreement/test_hybrid_exact.py::test_host_memory_is_held_until_the_way_back_ends",
     ),
     Mutant(
         "formulations/integer_program.py",
