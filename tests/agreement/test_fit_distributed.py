@@ -9,11 +9,13 @@ from __future__ import annotations
 import faulthandler
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
+from queue import Empty
 from typing import Any, Final
 
 import pytest
@@ -234,8 +236,22 @@ if find_spec("accelerate"):
 def test_two_processes_train_as_without_a_plan() -> None:
     """All trials are run by one pair of processes, which take long to start.
 
-    They end without an end of Python's: threads of torch's still run then, and it has crashed.
+    Torch's own gathering of shards over gloo has crashed in a thread without Python (once in some
+    fifty runs), so a pair that dies of a signal gets a second trial; two such pairs are a failure.
     """
+    try:
+        found = _reports_of_two_processes()
+    except _KilledError:
+        found = _reports_of_two_processes()
+    wrong = {name: [*found[0][name], *found[1][name]] for name in TRIALS}
+    assert {name: reports for name, reports in wrong.items() if reports} == {}
+
+
+class _KilledError(AssertionError):
+    """A process died of a signal."""
+
+
+def _reports_of_two_processes() -> list[Reports]:
     context = multiprocessing.get_context("forkserver")
     queue = context.Queue()
     with socket.socket() as free:
@@ -244,8 +260,20 @@ def test_two_processes_train_as_without_a_plan() -> None:
     processes = [context.Process(target=_run_trials, args=(rank, port, queue)) for rank in (0, 1)]
     for process in processes:
         process.start()
-    found: list[Reports] = [queue.get(timeout=_PATIENCE_S) for _ in processes]
-    for process in processes:
-        process.join()
-    wrong = {name: [*found[0][name], *found[1][name]] for name in TRIALS}
-    assert {name: reports for name, reports in wrong.items() if reports} == {}
+    found: list[Reports] = []
+    deadline = time.monotonic() + _PATIENCE_S
+    try:
+        while len(found) < len(processes):
+            assert time.monotonic() < deadline, "the processes hang; their stacks are in stderr"
+            signals = [-process.exitcode for process in processes if process.exitcode]
+            if any(number > 0 for number in signals):
+                raise _KilledError(f"processes were killed by signals {signals}")
+            assert not signals, f"processes ended with statuses {signals}"
+            with suppress(Empty):
+                found.append(queue.get(timeout=1))
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            process.kill()
+    return found
