@@ -16,6 +16,18 @@ span of option k of stage s (it keeps s alone where e = s + 1)::
 An option costs ``w_k - (first[s] - first[e]) >= 0`` above the bases (again likewise), and a stage
 that runs on and is made again later costs ``u[s]``, in a first run plus
 ``again[s] - again[s+1] - (first[s] - first[s+1])``, which is not negative either.
+
+Running from s to k without keeping saves *environments*, ``e[s] + .. + e[k-1]`` bytes, which stay
+while stages k.. are dealt with. Then stages s..k-1 run again, within the memory of ``C(s, k-1, m)``
+that these bytes are part of from its start. There ``r[i]`` bytes of ``e[i]`` go when stage i is
+kept, the rest with its backward:
+
+- every forward in ``C(s, t, m)`` has ``e[s] + .. + e[t]`` beside it; in first runs, in which there
+  are none yet, ``Fc s .. Fn j`` has ``e[s] + .. + e[j]``;
+- what a later run saves takes ``e[i] - r[i]`` more, for each of its stages;
+- a restart at k takes ``a[s, k] + e[s] + .. + e[k-1]`` of memory.
+
+So it is the recursion without environments, in other sizes.
 """
 
 from __future__ import annotations
@@ -43,7 +55,10 @@ class ForwardCosts:
     Attributes:
         elapsed: Shape (n + 1,), ns: ``elapsed[i]`` is the overhead of running stages ``0..i-1``
             without keeping them.
-        transit: Shape (n, n), at [s, k-1]: bytes that running ``s..k-1`` needs besides ``δ``.
+        held: Shape (n + 1,), at [i]: bytes of environments of stages 0 .. i-1 that are there when
+            sub-chains begin; 0 before first runs.
+        transit: Shape (n, n), at [s, k-1]: bytes that running ``s..k-1`` needs besides ``δ`` and
+            ``held[t+1]``, in sub-chains that end at t; ``held[s]``, which they do not have, is off.
         start: Shape (n + 1,): the first option of each stage.
         end: Shape (options,): the first stage after those that an option keeps.
         saved: Shape (options,), bytes of the saved data.
@@ -54,6 +69,7 @@ class ForwardCosts:
     """
 
     elapsed: Array
+    held: Array
     transit: Array
     start: Array
     end: Array
@@ -77,6 +93,7 @@ class ForwardCosts:
         """Return these costs with all sizes as `scale` makes them."""
         return replace(
             self,
+            held=scale(self.held),
             transit=scale(self.transit),
             saved=scale(self.saved),
             keep_floor=scale(self.keep_floor),
@@ -99,11 +116,19 @@ def costs_by_kind(
     base_again = _base(again)
     bases = np.diff(base_again)
     base_first = _base(first, dropped[0][0] - bases)
-    costs = _costs(arrays, again, dropped[1], base_again)
-    if first == again and (dropped[0] == dropped[1]).all():
+    before = environments_before(profile)
+    held, made = _Environments(before, 0 * before), _Environments(0 * before, before)
+    costs = _costs(arrays, again, dropped[1], base_again, held)
+    is_alike = first == again and (dropped[0] == dropped[1]).all()
+    if is_alike and not profile.has_environments:
         return costs, costs, int(base_again[0])
     rerun = dropped[0] - np.stack([bases - np.diff(base_first), np.zeros_like(bases)])
-    return _costs(arrays, first, rerun, base_first), costs, int(base_first[0])
+    return _costs(arrays, first, rerun, base_first, made), costs, int(base_first[0])
+
+
+def environments_before(profile: ChainProfile) -> Array:
+    """Return at [i] the bytes of the environments of stages 0 .. i-1; the shape is (n + 1,)."""
+    return np.cumsum([0, *(stage.environment_bytes for stage in profile.stages)], dtype=np.int64)
 
 
 class _Way(NamedTuple):
@@ -130,6 +155,18 @@ class _Way(NamedTuple):
         )
 
 
+class _Environments(NamedTuple):
+    """Environments of stages before each stage, in bytes; of shape (n + 1,).
+
+    Attributes:
+        held: Those with which runs of one kind begin.
+        saved: Those that they save.
+    """
+
+    held: Array
+    saved: Array
+
+
 def _plain(arrays: ChainArrays) -> ForwardCosts:
     n = len(arrays.saved)
     forward_need = arrays.saved + arrays.forward_overhead
@@ -140,7 +177,8 @@ def _plain(arrays: ChainArrays) -> ForwardCosts:
     stages = np.arange(n + 1)
     return ForwardCosts(
         elapsed=np.concatenate([[0], np.cumsum(arrays.forward_time)]),
-        transit=_transit(arrays.fresh, arrays.forward_overhead),
+        held=np.zeros(n + 1, dtype=np.int64),
+        transit=_transit(arrays.fresh, arrays.forward_overhead, np.zeros(n + 1, dtype=np.int64)),
         start=stages,
         end=stages[1:],
         saved=arrays.saved,
@@ -151,23 +189,38 @@ def _plain(arrays: ChainArrays) -> ForwardCosts:
 
 
 def _costs(
-    arrays: ChainArrays, ways: list[list[_Way]], dropped: Array, base: Array
+    arrays: ChainArrays,
+    ways: list[list[_Way]],
+    dropped: Array,
+    base: Array,
+    environments: _Environments,
 ) -> ForwardCosts:
-    """Return the arrays of options that are of use; `dropped` is ns and bytes of ``Fc``, ``Fn``."""
+    """Return the arrays of options that are of use.
+
+    Args:
+        arrays: The chain.
+        ways: By stage, every way to keep it.
+        dropped: Shape (2, n): ns and overhead bytes of ``Fc`` and ``Fn``.
+        base: Shape (n + 1,): what overheads are counted from, in ns.
+        environments: Those that are there, and that are saved.
+    """
+    held = environments.held
     needed = [_undominated(options) for options in ways]
     flat = np.array([way for options in needed for way in options], dtype=np.int64)
     end, saved, time, forward, backward, number = flat.T.copy()
     start = np.concatenate([[0], np.cumsum([len(options) for options in needed])])
     stage = np.repeat(np.arange(len(needed)), np.diff(start))
+    needed_to_keep = arrays.gradient[None, 1:] + held[None, 1:] + (forward - held[stage])[:, None]
     return ForwardCosts(
         elapsed=np.concatenate([[0], np.cumsum(dropped[0])]),
-        transit=_transit(arrays.fresh, dropped[1]),
+        held=held,
+        transit=_transit(arrays.fresh, dropped[1], environments.saved) - held[:-1, None],
         start=start,
         end=end,
         saved=saved,
         extra=time - (base[stage] - base[end]),
         number=number,
-        keep_floor=np.maximum(arrays.gradient[None, 1:] + forward[:, None], backward[:, None]),
+        keep_floor=np.maximum(needed_to_keep, backward[:, None]),
     )
 
 
@@ -202,6 +255,9 @@ def _ways(profile: ChainProfile, arrays: ChainArrays, s: int) -> Iterator[tuple[
     gradient = int(arrays.gradient[s])
     for number, option in enumerate(profile.stages[s].all_options):
         end, saved = s + option.stages, option.saved_bytes
+        buffers = sum(
+            stage.environment_bytes - stage.random_bytes for stage in profile.stages[s:end]
+        )
         backward = saved + option.backward_overhead_bytes + gradient + profile.gradient_bytes(end)
         for skip in profile.skips:  # a gradient that passes through counts once
             if skip.first <= s < end <= skip.last:
@@ -209,20 +265,24 @@ def _ways(profile: ChainProfile, arrays: ChainArrays, s: int) -> Iterator[tuple[
         first, again = (
             _Way(
                 end=end,
-                saved=saved,
+                saved=saved + beside,
                 time=run.total_time,
                 forward=saved + run.overhead_bytes,
-                backward=backward,
+                backward=backward + beside,
                 number=number,
             )
-            for run in option.runs
+            for run, beside in zip(option.runs, (0, buffers), strict=True)
         )
         yield first, again
 
 
-def _transit(fresh: Array, overhead: Array) -> Array:
-    """Return at [s, j] the bytes that ``Fc s, Fn s+1 .. Fn j`` needs besides ``a^s`` and ``δ``."""
+def _transit(fresh: Array, overhead: Array, environments: Array) -> Array:
+    """Return at [s, j] the bytes that ``Fc s, Fn s+1 .. Fn j`` needs besides ``a^s`` and ``δ``.
+
+    They save the environments of stages s..j, given as those of all stages before each.
+    """
     made = np.diagonal(fresh, 1) + overhead
-    need = np.triu(fresh[:, :-1] + made)
+    saved = np.subtract.outer(environments[:-1], environments[1:])
+    need = np.triu(fresh[:, :-1] + made - saved)
     running: Array = np.maximum.accumulate(need, axis=1)
     return running

@@ -43,7 +43,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from chainstay.dp.forward_costs import Array, ForwardCosts, costs_by_kind
+from chainstay.dp.forward_costs import Array, ForwardCosts, costs_by_kind, environments_before
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
@@ -83,7 +83,8 @@ class Recursion:
         stages: n, the number of stages.
         base_time: What overheads are added to, in ns: no persistent schedule takes less.
         activation: Shape (n + 1,), bytes of ``a^0 .. a^n``.
-        fresh: Shape (n, n + 1), at [s, k], s < k: bytes of ``a^k`` that are no part of ``a^s``.
+        fresh: Shape (n, n + 1), at [s, k], s < k: bytes of ``a^k`` that are no part of ``a^s``, and
+            of the environments that stages s..k-1 save on the way.
         has_skips: Whether `fresh` depends on s.
         gradient: Shape (n + 1,), bytes of ``δ^0 .. δ^n``.
         first: Costs of forwards in sub-chains up to the loss: each is its stage's first run.
@@ -104,12 +105,13 @@ class Recursion:
         """Return the recursion of `profile`, in bytes and ns."""
         arrays = profile.arrays()
         first, again, base_time = costs_by_kind(profile, arrays)
+        before = environments_before(profile)
         return cls(
             stages=len(profile),
             base_time=base_time,
             activation=arrays.activation,
-            fresh=arrays.fresh,
-            has_skips=bool(profile.skips),
+            fresh=arrays.fresh + np.triu(np.subtract.outer(-before[:-1], -before)),
+            has_skips=bool(profile.skips) or profile.has_environments,
             gradient=arrays.gradient,
             first=first,
             again=again,
@@ -163,9 +165,9 @@ class Recursion:
         held, floor = self.activation.copy(), 0
         for costs in (self.first, self.again):
             np.maximum.at(held, costs.end, costs.saved)
-            transit = int(costs.transit.max() + self.gradient.max())
+            transit = int(costs.transit.max() + self.gradient.max() + costs.held[-1])
             floor = max(floor, int(costs.keep_floor.max()), transit)
-        return floor + int(held[1:].sum())
+        return floor + int(held[1:].sum() + self.again.held[-1])
 
     @property
     def nearest(self) -> Array:
@@ -187,7 +189,8 @@ class Recursion:
 
     def restart_floor(self, s: int, t: int) -> Array:
         """Return the least m for restarting at k, for k = s+1 .. t; shape (t - s,)."""
-        floor: Array = self.gradient[t + 1] + self.costs(t).transit[s, s:t]
+        costs = self.costs(t)
+        floor: Array = self.gradient[t + 1] + costs.held[t + 1] + costs.transit[s, s:t]
         return floor
 
     def rerun(self, s: int, t: int) -> Array:

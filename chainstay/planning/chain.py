@@ -2,8 +2,9 @@
 
 `Account.by_kind` says what each kind of run takes, and what it needs at least. A method solves
 that. What its schedule needs and takes in truth is told by the simulator with an overhead for each
-operation (`Account.overheads`): random states and buffers are saved for runs again only, it takes
-time to drop the input of what is kept, and a schedule that is not persistent may make again what
+operation (`Account.overheads`): random states and buffers are saved for runs again only, which
+`DP` counts and others do not; it takes time to drop the input of what is kept, a part of the output
+that the caller holds may be made again, and a schedule that is not persistent may make again what
 it still holds. Where these exceed the budget, the method is asked again, twice with what the
 operations of its latest schedule need, and at last with what no schedule's exceed. Where none of
 its plans fits, its plan of least peak is tried, which does not depend on times.
@@ -11,7 +12,8 @@ its plans fits, its plan of least peak is tried, which does not depend on times.
 =====================================  =======================================================
 method                                 profile
 =====================================  =======================================================
-`DP`, `MIP`, `CPSAT`, ``"auto"``       by kind of run, with all options of stages
+`DP`, `MIP`, `CPSAT`, ``"auto"``       by kind of run, with all options of stages; that of `DP`
+                                       has what stages save to run again (environments)
 these with free discards               by kind of run; without options, since the runtime
                                        cannot give a new input to what is kept in part
 a user's own                           without either: one overhead for each forward and
@@ -38,7 +40,13 @@ from chainstay.errors import (
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
-from chainstay.planning.questions import Judged, is_rounded, judge, profile_for
+from chainstay.planning.questions import (
+    Judged,
+    counts_environments,
+    is_rounded,
+    judge,
+    profile_for,
+)
 from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.measures.measured import Measurement
@@ -79,8 +87,9 @@ def solve_measured(
     Returns:
         The schedule; its `peak_bytes` are by what each of its own operations needs, what it makes
         again included. Of all schedules of `family` whose own peak is within the budget, none
-        is faster than `lower_bound`. If the method proves its optimum, `is_optimal` is true unless
-        options were left out, or what its runs again save (random states, buffers) does not fit.
+        is faster than `lower_bound`. If `DP` proves its optimum, `is_optimal` is true unless a part
+        of the output that the caller holds is made again and does not fit; of other methods, also
+        where options were left out, or what runs again save (random states, buffers) does not fit.
 
     Raises:
         InvalidBudgetError: `budget` is not a positive number of bytes.
@@ -253,7 +262,8 @@ class _ChainPlanner:
         """
         account = self.measured.account
         least = account.by_kind(is_sound=False)
-        knows_all = profile_for(method, account, is_sound=False) == least
+        everything = account.by_kind(is_sound=False, apart=counts_environments(method))
+        knows_all = profile_for(method, account) == everything
         if bound is None or not knows_all or bound.lower_bound > solution.makespan:
             unrestricted = unrestricted_bound(least, self.budget)
             return replace(

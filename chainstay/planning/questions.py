@@ -54,9 +54,17 @@ def profile_for(
     if isinstance(method, DP) and method.persistence == "weak":
         # It takes no skips. Those without bytes are shared gradients, which then count in full.
         account = replace(account, skips=tuple(skip for skip in account.skips if skip.bytes))
+    apart = counts_environments(method)
     if latest is not None and not is_sound:
-        return account.by_kind_in(latest)
-    return account.by_kind(is_sound=is_sound)
+        return account.by_kind_in(latest, apart=apart)
+    return account.by_kind(is_sound=is_sound, apart=apart)
+
+
+def counts_environments(method: Method) -> bool:
+    """Return whether a method counts the environments that are there at each moment."""
+    if not isinstance(method, DP) or method.persistence == "weak":
+        return False
+    return method.discards == Discards.TABLE1
 
 
 def is_rounded(method: Method) -> bool:

@@ -5,7 +5,7 @@ Read `stage` and `chain`, then `join`, `offload` and `link`.
 
 from typing import TypeAlias
 
-from chainstay.profiles.chain import ChainArrays, ChainProfile, Skip
+from chainstay.profiles.chain import ChainArrays, ChainProfile, Skip, require_no_environments
 from chainstay.profiles.join import (
     HomogeneousJoin,
     Join,
@@ -33,6 +33,7 @@ __all__ = [
     "Stage",
     "StageOption",
     "kept_gradients",
+    "require_no_environments",
 ]
 
 AnyProfile: TypeAlias = ChainProfile | JoinProfile | HomogeneousJoin | OffloadProfile

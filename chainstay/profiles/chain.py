@@ -165,6 +165,11 @@ class ChainProfile:
         return all(stage.is_plain for stage in self.stages)
 
     @property
+    def has_environments(self) -> bool:
+        """Whether a stage saves buffers or random states if it runs more than once."""
+        return any(stage.environment_bytes for stage in self.stages)
+
+    @property
     def plain_time(self) -> int:
         """Time of plain training, in ns: every stage once, kept under option 0."""
         runs = (stage.first or stage for stage in self.stages)
@@ -263,9 +268,25 @@ def require_plain(profile: ChainProfile, what: str) -> None:
     for i, stage in enumerate(profile.stages):
         if not stage.is_plain:
             kind = "options" if stage.options else "costs by kind of run"
+            if stage.environment_bytes:
+                kind = "an environment"
             raise InvalidProfileError(
                 f"stage {i} of this chain has {kind}, which {what} does not take; use DP(), or "
                 "leave them out of the profile"
+            )
+
+
+def require_no_environments(profile: ChainProfile, what: str) -> None:
+    """Refuse a chain whose stages save buffers or random states, where `what` does not count them.
+
+    Raises:
+        InvalidProfileError: There are any; the text names the first such stage.
+    """
+    for i, stage in enumerate(profile.stages):
+        if stage.environment_bytes:
+            raise InvalidProfileError(
+                f"stage {i} of this chain has environment_bytes={stage.environment_bytes}, which "
+                f"{what} does not take; use DP(), or count them in the overheads"
             )
 
 
@@ -284,6 +305,8 @@ def require_single_stage_options(profile: ChainProfile, what: str) -> None:
             refusal = "an option that needs no input"
         elif stage.has_costs_by_kind or any(option.again for option in stage.options):
             refusal = "costs by kind of run"
+        elif stage.environment_bytes:
+            refusal = "an environment"
         if refusal:
             raise InvalidProfileError(
                 f"stage {i} of this chain has {refusal}, which {what} does not take; use DP(), or "

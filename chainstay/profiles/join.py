@@ -30,7 +30,7 @@ from typing import Final, Self, TypeAlias
 from chainstay import documents
 from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
-from chainstay.profiles.chain import ChainProfile
+from chainstay.profiles.chain import ChainProfile, require_no_environments
 from chainstay.profiles.quantities import all_of, whole
 from chainstay.profiles.stage import Stage
 
@@ -116,6 +116,7 @@ class JoinProfile:
                     f"{where} has an option that keeps several stages by one record, which joins "
                     "do not take; leave it out, or merge these stages into one"
                 )
+            require_no_environments(chain, "a join")
             if chain.skips:
                 raise InvalidProfileError(
                     f"{where} has {len(chain.skips)} skips, and joins take none; merge the stages "

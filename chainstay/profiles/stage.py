@@ -170,9 +170,13 @@ class Stage:
         dropped_first: Costs of a first run that is not kept (``Fc``, ``Fn``), likewise.
         dropped_again: Costs of a later run that is not kept, likewise.
         needs_input: Whether the backward of option 0 reads the stage's input.
+        environment_bytes: Bytes of buffers and random states that the stage's first forward saves
+            if it runs more than once. They are in memory until its backward has ended.
+        random_bytes: The part of these that is in memory until its last forward has ended.
 
     Raises:
-        InvalidProfileError: A size or time is not a whole number from 0 to 2**48.
+        InvalidProfileError: A size or time is not a whole number from 0 to 2**48, or
+            `random_bytes` exceeds `environment_bytes`.
 
     Example:
         >>> Stage(name="loss", backward_time=3).backward_time
@@ -193,10 +197,17 @@ class Stage:
     dropped_first: RunCost | None = None
     dropped_again: RunCost | None = None
     needs_input: bool = True
+    environment_bytes: int = 0
+    random_bytes: int = 0
 
     def __post_init__(self) -> None:
         _require_name(self.name, "a stage's")
-        _require_whole(self, QUANTITIES, f"stage {self.name!r}")
+        _require_whole(self, (*QUANTITIES, *_ENVIRONMENT), f"stage {self.name!r}")
+        if self.random_bytes > self.environment_bytes:
+            raise InvalidProfileError(
+                f"stage {self.name!r}: random_bytes is {self.random_bytes}, must be at most "
+                f"environment_bytes, {self.environment_bytes}, which count them"
+            )
         options = all_of(self.options, StageOption, f"stage {self.name!r}: options")
         object.__setattr__(self, "options", options)
         for kind in _RUNS:
@@ -207,7 +218,8 @@ class Stage:
     @property
     def is_plain(self) -> bool:
         """Whether the seven numbers say all: one option, and every run costs the same."""
-        return not self.options and self.needs_input and not self.has_costs_by_kind
+        has_more = self.options or self.has_costs_by_kind or self.environment_bytes
+        return self.needs_input and not has_more
 
     @property
     def has_costs_by_kind(self) -> bool:
@@ -249,11 +261,10 @@ class Stage:
 
     def to_fields(self) -> dict[str, object]:
         """Return the stage as a JSON object; what a plain stage leaves out is not in it."""
-        plain = (*_RUNS, "options", "needs_input")
         return {
             name: value
             for name, value in asdict(self).items()
-            if name not in plain or value not in (None, (), True)
+            if name not in _UNSAID or value != _UNSAID[name]
         }
 
     @classmethod
@@ -264,6 +275,7 @@ class Stage:
         found |= {name: _run_in(document, name) for name in _RUNS}
         found["name"] = document.string("name")
         found["options"] = tuple(map(StageOption.from_fields, options))
+        found |= {name: document.integer(name) for name in _ENVIRONMENT if document.has(name)}
         if document.has("needs_input"):
             found["needs_input"] = document.boolean("needs_input")
         try:
@@ -273,10 +285,17 @@ class Stage:
 
 
 _RUNS: Final = ("first", "again", "dropped_first", "dropped_again")
+_ENVIRONMENT: Final = ("environment_bytes", "random_bytes")
 QUANTITIES: Final = tuple(
-    field.name for field in fields(Stage) if field.name.endswith(("_time", "_bytes"))
+    field.name
+    for field in fields(Stage)
+    if field.name.endswith(("_time", "_bytes")) and field.name not in _ENVIRONMENT
 )
 """The seven numbers of the papers' model."""
+_UNSAID: Final = {
+    field.name: field.default for field in fields(Stage) if field.name not in ("name", *QUANTITIES)
+}
+"""What a document of a plain stage leaves out, and the values that it has then."""
 
 
 def _run_in(document: Fields, name: str) -> RunCost | None:

@@ -5,11 +5,12 @@ The rules are those that `chainstay.validation.simulate` states.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
 from chainstay.profiles import ChainProfile, RunCost, StageOption
-from chainstay.schedule import Discards, Op, OpKind
+from chainstay.schedule import Discards, Op, OpKind, Schedule
 
 
 class InvalidOperationError(Exception):
@@ -69,6 +70,8 @@ class ChainMemory:
         activations: Indices of the stored activations.
         records: By stage, the stored record that covers it; one object for all of its stages.
         has_run: Stages of which a forward has run.
+        forwards_left: By stage with an environment, forwards of it that are still to come.
+        environments: By stage, bytes of its environment that are stored.
         gradient: Index of the gradient that is held.
         options: By stage, every way to keep it.
         own_activation_bytes: Bytes of each activation without its skips.
@@ -80,6 +83,8 @@ class ChainMemory:
     activations: set[int] = field(default_factory=lambda: {0})
     records: dict[int, SavedData] = field(default_factory=dict)
     has_run: set[int] = field(default_factory=set)
+    forwards_left: Counter[int] = field(default_factory=Counter)
+    environments: dict[int, int] = field(default_factory=dict)
     gradient: int = -1
     options: tuple[tuple[StageOption, ...], ...] = ()
     own_activation_bytes: tuple[int, ...] = ()
@@ -98,15 +103,25 @@ class ChainMemory:
             for i in range(len(profile) + 1)
         )
 
+    def expect(self, schedule: Schedule) -> None:
+        """Look ahead: stages that run more than once save their environments."""
+        if self.profile.has_environments:
+            for op in schedule:
+                if op.kind.is_forward:
+                    self.forwards_left.update(self._stages_run(op))
+
     def activation_bytes(self) -> int:
         """Return the bytes of all stored activations; each skip in them counts once."""
         own = sum(self.own_activation_bytes[index] for index in self.activations)
         return own + self._skip_bytes(self._skips_in_activations())
 
     def saved_bytes(self) -> int:
-        """Return the bytes of saved data; a skip counts once, or not if an activation has it."""
+        """Return the bytes of saved data and environments.
+
+        A skip counts once, or not if an activation has it.
+        """
         records = [record for stage, record in self.records.items() if stage == record.first]
-        own = sum(record.own_bytes for record in records)
+        own = sum(record.own_bytes for record in records) + sum(self.environments.values())
         if not self.profile.skips:
             return own
         in_saved = frozenset[int]().union(*(self.skips_in[record.last + 1] for record in records))
@@ -181,9 +196,11 @@ class ChainMemory:
                 f"{op} runs a stage of {record} which are one while that is stored; run it before "
                 f"{record.op}, or after B{record.first}"
             )
-        run = self.profile.stages[stage].dropped(first=self._is_first(range(stage, stage + 1)))
+        stages = range(stage, stage + 1)
+        run = self.profile.stages[stage].dropped(first=self._is_first(stages))
         self.activations.add(stage + 1)
         during_bytes = self.stored_bytes()
+        self._end_forwards(stages)
         if drops:
             self.activations.remove(stage)
         return OpCost(run.time, during_bytes, run.overhead_bytes)
@@ -215,13 +232,34 @@ class ChainMemory:
         )
         record = SavedData(op, op.stage, last, option, run, option.saved_bytes - made)
         self.records.update(dict.fromkeys(stages, record))
-        return OpCost(run.time, self.stored_bytes(), run.overhead_bytes)
+        during_bytes = self.stored_bytes()
+        self._end_forwards(stages)
+        return OpCost(run.time, during_bytes, run.overhead_bytes)
+
+    def _stages_run(self, op: Op) -> range:
+        """Return the stages of a forward; of one that cannot run, those that are there."""
+        options = self.options[op.stage : op.stage + 1]
+        is_kept = op.kind is OpKind.FORWARD_KEEP_ALL and options and op.option < len(options[0])
+        return range(op.stage, op.stage + (options[0][op.option].stages if is_kept else 1))
 
     def _is_first(self, stages: range) -> bool:
-        """Return whether a stage of these runs for the first time; from now on none does."""
-        is_first = not self.has_run.issuperset(stages)
-        self.has_run.update(stages)
-        return is_first
+        """Return whether a stage of these runs for the first time; from now on none does.
+
+        Those that will run again have their environments saved.
+        """
+        new = set(stages) - self.has_run
+        self.has_run.update(new)
+        for stage in new:
+            if self.forwards_left[stage] > 1:
+                self.environments[stage] = self.profile.stages[stage].environment_bytes
+        return bool(new)
+
+    def _end_forwards(self, stages: range) -> None:
+        """Remove what the last forwards of these stages were the last to need."""
+        for stage in self.environments.keys() & stages:
+            if self.forwards_left[stage] == 1:
+                self.environments[stage] -= self.profile.stages[stage].random_bytes
+        self.forwards_left.subtract(stages)
 
     def _backward(self, op: Op) -> OpCost:
         stage = op.stage
@@ -246,6 +284,8 @@ class ChainMemory:
         self.gradient = stage
         self._remove(record)
         self.activations.difference_update(record.stages)
+        for covered in record.stages:
+            self.environments.pop(covered, None)
         overhead = record.option.backward_overhead_bytes
         return OpCost(record.run.backward_time, during_bytes, overhead)
 

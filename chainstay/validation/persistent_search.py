@@ -69,7 +69,7 @@ class _PersistentTransitions:
     """All transitions of persistent schedules out of a state."""
 
     def __init__(self, profile: ChainProfile, *, whole_sweeps: bool) -> None:
-        self._all = ChainTransitions(profile, Discards.TABLE1, every_drop=True)
+        self._all = ChainTransitions(profile, Discards.TABLE1, every_drop=True, is_persistent=True)
         self._whole_sweeps = whole_sweeps
         self.start = _PersistentState(len(profile), self._all.start, 0, 0)
 

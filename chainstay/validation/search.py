@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, require_no_environments
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 from chainstay.validation.search_memory import RecordMasks, StateSizes, StoredRecords
@@ -179,11 +179,24 @@ class ChainTransitions:
         discards: The rules for discards.
         every_drop: Whether ``Fn`` may run only to drop its input, its output being stored. In a
             plain chain, no optimum under any rules needs that.
+        is_persistent: Whether only persistent schedules are looked at. In these a stage runs again
+            if and only if its first run is not kept, which decides on environments.
+
+    Raises:
+        InvalidProfileError: The chain is too long to search, or a stage has an environment and
+            schedules need not be persistent.
     """
 
     def __init__(
-        self, profile: ChainProfile, discards: Discards, *, every_drop: bool = False
+        self,
+        profile: ChainProfile,
+        discards: Discards,
+        *,
+        every_drop: bool = False,
+        is_persistent: bool = False,
     ) -> None:
+        if not is_persistent:
+            require_no_environments(profile, "the search of all schedules")
         if len(profile) > LARGEST_CHAIN:
             raise InvalidProfileError(
                 f"exhaustive search takes chains of at most {LARGEST_CHAIN} stages, "
@@ -196,11 +209,13 @@ class ChainTransitions:
         self._records = RecordMasks(profile)
         self._sizes = StateSizes(profile)
         self._dropped = [stage.dropped_runs[::-1] for stage in profile.stages]
+        self._environments = [stage.environment_bytes for stage in profile.stages]
 
     def steps(self, state: ChainState) -> Iterator[Transition[ChainState]]:
         """Yield every valid operation in `state`, whatever memory it needs."""
         stored = self._records.stored(state.saved)
         base = self._sizes.stored(state.gradient, state.activations, stored)
+        base += self._environment_bytes(state, stored)
         for i in range(len(self.profile)):
             if (state.activations | stored.outputs) >> i & 1:
                 yield from self._keeps(state, stored, i, base)
@@ -239,10 +254,14 @@ class ChainTransitions:
         is_stored = activations & bit << 1
         if is_stored and not self._every_drop:
             return
+        if bit & stored.stages and self._environments[i]:
+            return  # its record has the output, and to run again it would need its environment
         counted = bit & self._records.counted
         run = self._dropped[i][counted & ~has_run != 0]
         after = ChainState(gradient, activations | bit << 1, saved, has_run | counted)
         need = base + run.overhead_bytes
+        if bit & ~has_run:
+            need += self._environments[i]
         if not is_stored:
             need += self._sizes.added_output(activations | stored.outputs, i + 1)
             yield Transition(Op(OpKind.FORWARD_KEEP_INPUT, i), after, run.time, need)
@@ -250,6 +269,11 @@ class ChainTransitions:
             after = after._replace(activations=after.activations & ~bit)
             if self._allows(after):
                 yield Transition(Op(OpKind.FORWARD_DROP, i), after, run.time, need)
+
+    def _environment_bytes(self, state: ChainState, stored: StoredRecords) -> int:
+        """Return the bytes of what stages have saved that ran, and are to run again."""
+        waiting = state.has_run & ~stored.stages & ((1 << state.gradient) - 1)
+        return sum(size for i, size in enumerate(self._environments) if waiting >> i & 1)
 
     def _backwards(
         self, state: ChainState, stored: StoredRecords, base: int

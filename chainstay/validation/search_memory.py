@@ -1,7 +1,7 @@
 """Memory states of exhaustive search as masks of bits: which records there can be, and sizes.
 
 A record is what ``Fa`` saves under one option. It has one bit; two where its backward takes a
-time of its own if the run was the stage's first.
+time of its own if the run was the stage's first, or a later run has buffers beside it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class RecordMasks:
             for i, stage in enumerate(profile.stages)
         ]
         for i, stage in enumerate(profile.stages):
-            if stage.dropped(first=True) != stage.dropped(first=False):
+            if len(set(stage.dropped_runs)) > 1 or stage.environment_bytes:
                 self.counted |= 1 << i
 
     def _keep_all(self, i: int, number: int, option: StageOption) -> KeepAll:
@@ -108,17 +108,20 @@ class RecordMasks:
         for skip in self._profile.skips:
             if skip.last >= end and i < skip.first <= end:
                 own_bytes -= skip.bytes
-        bits: dict[int, int] = {}
+        covered = self._profile.stages[i:end]
+        buffers = sum(stage.environment_bytes - stage.random_bytes for stage in covered)
+        bits: dict[tuple[int, int], int] = {}
         runs = []
-        for run in (option.run(first=False), option.run(first=True)):
-            if run.backward_time not in bits:
-                bits[run.backward_time] = 1 << len(self.all)
+        for run, beside in zip(option.runs[::-1], (buffers, 0), strict=True):
+            kind = run.backward_time, beside
+            if kind not in bits:
+                bits[kind] = 1 << len(self.all)
                 record = RecordMask(
-                    bit=bits[run.backward_time],
+                    bit=bits[kind],
                     first=i,
                     stages=stages,
                     output=1 << end,
-                    own_bytes=own_bytes,
+                    own_bytes=own_bytes + beside,
                     needs_input=option.needs_input,
                     backward_time=run.backward_time,
                     backward_overhead=option.backward_overhead_bytes,
@@ -126,8 +129,8 @@ class RecordMasks:
                 self.all.append(record)
                 self.ending[end].append(record)
             needed = own_bytes + run.overhead_bytes
-            runs.append(KeptRun(bits[run.backward_time], run.time, needed))
-        if option.run(first=True) != option.run(first=False):
+            runs.append(KeptRun(bits[kind], run.time, needed))
+        if len(set(option.runs)) > 1:
             self.counted |= stages
         op = Op(OpKind.FORWARD_KEEP_ALL, i, option=number)
         return KeepAll(op, stages, 1 << end, (runs[0], runs[1]))

@@ -31,6 +31,8 @@ Chains with stage options (``docs/derivations/options.md``):
   one does; a record of several stages is a first run if one of them is. ``B`` costs what
   belongs to the run that made its record.
 - ``a^0`` is the caller's: ``Fn0`` is no operation of such a chain.
+- The environment of a stage of which the schedule has several forwards is in memory from the start
+  of the first one: until the last one has ended, or its backward, each for its part of the bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Snapshot:
         during_bytes: Memory while it runs, its overhead included.
         overhead_bytes: Bytes that it needs while it runs only, besides what it makes.
         activation_bytes: Bytes of the activations ``a^i`` stored after it, ``a^0`` included.
-        saved_bytes: Bytes of the saved data stored after it, without skips that activations have.
+        saved_bytes: Bytes of the saved data stored after it, without skips that activations have,
+            and of environments.
         gradient_bytes: Bytes of the gradient stored after it.
     """
 
@@ -107,7 +110,8 @@ def simulate(
         schedule: The schedule to replay.
         discards: ``"table1"``, ``"tape"`` or ``"free"``; see `Discards`.
         overheads: Bytes that each operation needs while it runs besides what is stored, in
-            place of its stage's in the profile, where more is known of this schedule.
+            place of its stage's in the profile, where more is known of this schedule. They include
+            environments, and those of the profile do not count.
 
     Returns:
         The replay; comparing its peak with a budget is the caller's business.
@@ -127,6 +131,8 @@ def simulate(
     """
     require_replayable(profile, schedule, ChainProfile, overheads=overheads)
     memory = ChainMemory(profile, Discards(discards))
+    if overheads is None:
+        memory.expect(schedule)
     timeline: list[Snapshot] = []
     clock = 0
     for index, (op, overhead) in enumerate(zip(schedule, overheads or repeat(None), strict=False)):

@@ -12,6 +12,7 @@ from chainstay.dp.free_discards.solver import keeps_stages_apart
 from chainstay.formulations import CPSAT, MIP
 from chainstay.problems import ChainProblem
 from chainstay.problems.exactness import is_complete
+from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family, Scope, Solution
 from chainstay.solve.chain import certify_chain
@@ -110,12 +111,18 @@ class ChainSuite(Suite):
         return draw(seed, number)
 
     def meets(self, restriction: str, problem: Any) -> bool:
-        """Return whether a chain has no skips or super-stages, is plain, or is not."""
+        """Return whether a chain has no skips or super-stages, is plain, or is not.
+
+        All but plain ones leave out chains with environments.
+        """
+        profile: ChainProfile = problem.profile
+        if restriction == "plain" or profile.has_environments:
+            return restriction == "plain" and profile.is_plain
         if restriction == "no skips":
-            return not problem.profile.skips
+            return not profile.skips
         if restriction == "stages apart":
-            return keeps_stages_apart(problem.profile)
-        return restriction == ("plain" if problem.profile.is_plain else "options")
+            return keeps_stages_apart(profile)
+        return not profile.is_plain
 
     def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:
         """Run a method."""

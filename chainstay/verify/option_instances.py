@@ -16,6 +16,8 @@ OPTION_FAMILIES: Final = (
     "super-stages",  # options that keep two or three stages
     "mixed",  # all of that
 )
+ENVIRONMENTS: Final = "environments"
+"""The family of all of that with buffers and random states, which some methods do not count."""
 WITH_LINKS: Final = "with links"
 """The family of options that a chain with transfers takes: of one stage each, with its input."""
 
@@ -29,14 +31,14 @@ def random_chain_with_options(seed: int, number: int) -> ChainProblem:
     """
     draw = random.Random(f"chainstay options {seed} {number}")  # noqa: S311  # reproducible, no secret
     plain = random_chain(seed, number).profile
-    profile = with_options(draw, plain, draw.choice(OPTION_FAMILIES))
+    profile = with_options(draw, plain, draw.choice((*OPTION_FAMILIES, ENVIRONMENTS)))
     return ChainProblem(profile, random_budget(draw, profile))
 
 
 def with_options(draw: random.Random, profile: ChainProfile, family: str) -> ChainProfile:
     """Return `profile` with options and costs by kind of run.
 
-    `family` is one of `OPTION_FAMILIES`, or `WITH_LINKS`.
+    `family` is one of `OPTION_FAMILIES`, `ENVIRONMENTS`, or `WITH_LINKS`.
     """
     instance = _OptionDraw(draw, profile, family)
     return replace(profile, stages=tuple(map(instance.stage, range(len(profile)))))
@@ -53,7 +55,12 @@ class _OptionDraw(NamedTuple):
         """Return stage i with options, and with costs by kind of run where the family has them."""
         stage = self.profile.stages[i]
         options = tuple(self._option(i) for _ in range(self.draw.randint(i == 0, 2)))
-        if self.family not in ("runs", "mixed"):
+        if self.family == ENVIRONMENTS:
+            largest = max(stage.output_bytes, 3)
+            environment = self.draw.choice([0, self.draw.randint(0, largest)])
+            random_bytes = self.draw.choice([0, self.draw.randint(0, environment), environment])
+            stage = replace(stage, environment_bytes=environment, random_bytes=random_bytes)
+        if self.family not in ("runs", "mixed", ENVIRONMENTS):
             return replace(stage, options=options)
         kept = stage.all_options[0].first
         dropped = replace(kept, backward_time=0)
@@ -70,7 +77,7 @@ class _OptionDraw(NamedTuple):
     def _option(self, i: int) -> StageOption:
         """Return an option that saves less than its stages do and takes longer, or anything."""
         span = 1
-        if self.family in ("super-stages", "mixed"):
+        if self.family in ("super-stages", "mixed", ENVIRONMENTS):
             span = min(self.draw.randint(1, 3), len(self.profile) - i)
         covered = self.profile.stages[i : i + span]
         made = sum(
@@ -92,13 +99,13 @@ class _OptionDraw(NamedTuple):
                 0, saved + covered[0].backward_overhead_bytes
             ),
             first=first,
-            again=self._changed(first) if self.family in ("runs", "mixed") else None,
+            again=self._changed(first) if self.family in ("runs", "mixed", ENVIRONMENTS) else None,
             needs_input=self._needs_input(),
             stages=span,
         )
 
     def _needs_input(self) -> bool:
-        return self.family not in ("options", "mixed") or self.draw.random() < 3 / 4
+        return self.family not in ("options", "mixed", ENVIRONMENTS) or self.draw.random() < 3 / 4
 
     def _changed(self, run: RunCost) -> RunCost | None:
         """Return other costs of a run, each up to twice as large; None, as often."""

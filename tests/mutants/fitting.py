@@ -190,6 +190,12 @@ _PLANNING: Final = (
     ),
     Mutant(
         "runtime/measures/account.py",
+        "copied = self._environments_before if apart else held",
+        "copied = held",
+        "unit/test_planning.py::test_environments_of_a_profile_are_those_of_the_run",
+    ),
+    Mutant(
+        "runtime/measures/account.py",
         "replace(run, overhead_bytes=max(size, run.overhead_bytes))",
         "run",
         "unit/test_planning.py::test_what_every_schedule_needs_at_least_and_what_one_needs",

@@ -9,6 +9,24 @@ from mutants.mutant import Mutant
 MUTANTS: Final = (
     Mutant(
         "dp/forward_costs.py",
+        "zip(option.runs, (0, buffers), strict=True)",
+        "zip(option.runs, (0, 0), strict=True)",
+        "agreement/test_options_dp.py::test_least_budgets_count_the_environments_that_are_there",
+    ),
+    Mutant(
+        "dp/forward_costs.py",
+        "made - saved)",
+        "made)",
+        "agreement/test_options_dp.py::test_least_budgets_count_the_environments_that_are_there",
+    ),
+    Mutant(
+        "dp/recursion.py",
+        "fresh=arrays.fresh + np.triu(np.subtract.outer(-before[:-1], -before))",
+        "fresh=arrays.fresh",
+        "agreement/test_options_dp.py::test_least_budgets_count_the_environments_that_are_there",
+    ),
+    Mutant(
+        "dp/forward_costs.py",
         "forward_need = arrays.saved + arrays.forward_overhead",
         "forward_need = arrays.saved",
         "agreement/test_dp.py::"

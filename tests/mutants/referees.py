@@ -9,6 +9,19 @@ from mutants.mutant import Mutant
 MUTANTS: Final = (
     Mutant(
         "validation/chain_memory.py",
+        "self.environments[stage] -= self.profile.stages[stage].random_bytes",
+        "pass",
+        "unit/test_simulate_options.py::"
+        "test_buffers_of_an_environment_stay_to_the_backward_random_states_to_the_last_run",
+    ),
+    Mutant(
+        "validation/search_memory.py",
+        "own_bytes=own_bytes + beside,",
+        "own_bytes=own_bytes,",
+        "agreement/test_options_dp.py::test_least_budgets_count_the_environments_that_are_there",
+    ),
+    Mutant(
+        "validation/chain_memory.py",
         "during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage) - passed_on",
         "during_bytes = self.stored_bytes() - passed_on",
         "unit/test_simulate.py::test_replay_digit_by_digit",

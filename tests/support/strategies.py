@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.verify.chain_instances import with_skip
-from chainstay.verify.option_instances import OPTION_FAMILIES, with_options
+from chainstay.verify.option_instances import ENVIRONMENTS, OPTION_FAMILIES, with_options
 
 TIMES = st.one_of(st.integers(0, 3), st.integers(0, 100))
 FAMILIES_WITHOUT_SKIPS = (
@@ -33,7 +33,7 @@ def chains(
 ) -> ChainProfile:
     """A chain of 1 to `max_stages` stages of one of `families`."""
     family = draw(st.sampled_from(families))
-    if family in OPTION_FAMILIES:
+    if family in (*OPTION_FAMILIES, ENVIRONMENTS):
         plain = draw(chains(max_stages=max_stages))
         return with_options(draw(st.randoms(use_true_random=False)), plain, family)
     count = draw(st.integers(1, max_stages))

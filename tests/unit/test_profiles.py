@@ -12,8 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chainstay.dp import DP
+from chainstay.dp.revolve import Revolve
 from chainstay.errors import ChainstayError, InvalidProfileError
-from chainstay.profiles import ChainArrays, ChainProfile, Stage
+from chainstay.formulations import CPSAT, MIP
+from chainstay.profiles import (
+    ChainArrays,
+    ChainProfile,
+    JoinProfile,
+    Link,
+    OffloadProfile,
+    Stage,
+)
+from chainstay.solve.hybrid import solve_hybrid
+from chainstay.validation import search
 
 LARGEST = 2**48
 QUANTITIES = [
@@ -127,6 +139,45 @@ def test_name_that_is_not_text(name: object) -> None:
 
 def test_stage_costs_nothing_unless_told() -> None:
     assert Stage().to_fields() == {"name": "", **dict.fromkeys(QUANTITIES, 0)}
+
+
+def test_environments_are_read_as_written_and_left_out_where_there_are_none() -> None:
+    stage = Stage(environment_bytes=7, random_bytes=3)
+    chain = replace(CHAIN, stages=(*CHAIN.stages, stage))
+    assert ChainProfile.from_json(chain.to_json()) == chain
+    assert chain.has_environments
+    assert not CHAIN.has_environments
+    assert not stage.is_plain
+    assert "environment" not in CHAIN.to_json()
+    text = "stage 'conv': random_bytes is 8, must be at most environment_bytes, 7"
+    with pytest.raises(InvalidProfileError, match=text):
+        Stage(name="conv", environment_bytes=7, random_bytes=8)
+
+
+_ENVIRONMENT = ChainProfile(
+    input_bytes=1,
+    input_gradient_bytes=0,
+    stages=(Stage(output_bytes=1, saved_bytes=1), Stage(environment_bytes=2), Stage()),
+)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: DP(persistence="weak")(_ENVIRONMENT, 100),
+        lambda: DP(discards="free")(_ENVIRONMENT, 100),
+        lambda: MIP()(_ENVIRONMENT, 100),
+        lambda: CPSAT()(_ENVIRONMENT, 100),
+        lambda: Revolve()(_ENVIRONMENT, 100),
+        lambda: search.optimum(_ENVIRONMENT, 100),
+        lambda: solve_hybrid(_ENVIRONMENT, 100, link=Link(bandwidth=1)),
+        lambda: JoinProfile(branches=(_ENVIRONMENT,), tail=None),
+        lambda: OffloadProfile.from_chain(_ENVIRONMENT),
+    ],
+)
+def test_what_does_not_count_environments_refuses_them(ask: Callable[[], object]) -> None:
+    with pytest.raises(InvalidProfileError, match=r"stage 1 of this chain has .*environment"):
+        ask()
 
 
 def test_saved_data_may_be_smaller_than_the_output() -> None:

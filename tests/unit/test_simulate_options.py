@@ -94,6 +94,41 @@ def test_given_overheads_take_the_place_of_every_kind() -> None:
     assert [snapshot.during_bytes for snapshot in replay.timeline] == [203, 224, 325]
 
 
+def test_buffers_of_an_environment_stay_to_the_backward_random_states_to_the_last_run() -> None:
+    stage = Stage(output_bytes=1, saved_bytes=10, environment_bytes=5_000, random_bytes=2_000)
+    profile = ChainProfile(
+        input_bytes=100,
+        input_gradient_bytes=0,
+        stages=(stage, replace(stage, environment_bytes=50_000, random_bytes=50_000), Stage()),
+    )
+    for text, during in (
+        ("Fa0 Fa1 Fa2 B2 B1 B0", [110, 120, 120, 120, 120, 110]),
+        ("Fc0 Fa1 Fa2 B2 B1 Fa0 B0", [5_101, 5_111, 5_111, 5_111, 5_111, 5_110, 3_110]),
+        (
+            "Fc0 Fn1 Fa2 B2 Fa0 Fa1 B1 B0",
+            [5_101, 55_102, 55_101, 55_101, 55_110, 53_120, 3_120, 3_110],
+        ),
+    ):
+        timeline = run(profile, text).timeline
+        assert [snapshot.during_bytes for snapshot in timeline] == during, text
+        assert timeline[-1].after_bytes == 0, text
+    without = simulate(profile, Schedule.parse("Fc0 Fa1 Fa2 B2 B1 Fa0 B0"), overheads=[0] * 7)
+    assert without.peak_bytes == 111, "given overheads have them"
+
+
+def test_environments_of_a_record_of_several_stages() -> None:
+    stages = (replace(stage, environment_bytes=10**6) for stage in SUPER.stages[:3])
+    profile = replace(SUPER, stages=(*stages, SUPER.stages[3]))
+    words = "Fc0 Fc1 Fn2 Fa3 B3 Fa0 Fa1.1 B1 B0"
+    added = [
+        extended.during_bytes - plain.during_bytes
+        for extended, plain in zip(
+            run(profile, words).timeline, run(SUPER, words).timeline, strict=True
+        )
+    ]
+    assert added == [10**6 * count for count in (1, 2, 3, 3, 3, 3, 3, 3, 1)]
+
+
 def test_one_record_of_several_stages() -> None:
     replay = run(SUPER, "Fc0 Fa1.1 Fa3 B3 B1 Fa0 B0")
     assert [snapshot.during_bytes for snapshot in replay.timeline] == [

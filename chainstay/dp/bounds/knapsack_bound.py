@@ -179,6 +179,7 @@ def cheaper_kind(by_kind: ArraysByKind) -> RecursionArrays:
     times = np.minimum(np.diff(first.elapsed), np.diff(again.elapsed))
     return again._replace(
         elapsed=np.concatenate([[0], np.cumsum(times)]),
+        gradient=first.gradient,
         transit=np.minimum(first.transit, again.transit),
         start=first.start + again.start,
         end=both("end"),

@@ -67,6 +67,7 @@ def _least(recursion: Recursion) -> Array:
     from_end = np.zeros((n, n), dtype=np.int64)
     first, again = _KeptStages(recursion.first), _KeptStages(recursion.again)
     transit = _by_distance(recursion.again.transit)
+    held = np.append(recursion.again.held[1:-1], recursion.first.held[-1])
     fresh = _by_distance(recursion.fresh[:, :n])
     for d in range(n):
         rows = n - d
@@ -78,7 +79,7 @@ def _least(recursion: Recursion) -> Array:
             later = from_end[d:, :d][:, ::-1] + fresh[:rows, 1 : d + 1]
             running = transit[:rows, :d].copy()
             running[-1] = recursion.first.transit[rows - 1, rows - 1 : -1]
-            floor = recursion.gradient[d + 1 : n + 1, None] + running
+            floor = recursion.gradient[d + 1 : n + 1, None] + held[d:, None] + running
             restarted = np.maximum(np.maximum(later, from_start[:rows, :d]), floor).min(axis=1)
             least = np.minimum(least, restarted)
         from_start[:rows, d] = from_end[d:, d] = least

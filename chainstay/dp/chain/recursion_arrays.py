@@ -23,7 +23,7 @@ class RecursionArrays(NamedTuple):
             shape (0, 0) for chains without skips.
         least_input: Shape (n + 1,), bytes that the input of a stage takes at least: by itself, or
             in saved data; 0 for the network's input.
-        gradient: Shape (n + 1,), bytes of gradients.
+        gradient: Shape (n + 1,), bytes of gradients, and of `ForwardCosts.held`.
         elapsed, transit, start, end, saved, extra, number, keep_floor: As in `ForwardCosts`.
     """
 
@@ -112,7 +112,7 @@ def recursion_arrays(recursion: Recursion) -> ArraysByKind:
             activation=nearest,
             fresh=fresh,
             least_input=least_input,
-            gradient=recursion.gradient,
+            gradient=recursion.gradient + costs.held,
             elapsed=costs.elapsed,
             transit=costs.transit,
             start=costs.start,

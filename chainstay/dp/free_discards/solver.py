@@ -54,7 +54,7 @@ from chainstay.dp.free_discards.lagrangian_bound import FreeDiscardsBound
 from chainstay.dp.free_discards.sizes import HELD, Sizes, sizes_of
 from chainstay.dp.recursion import Recursion, forwards_dropping_inputs, unfold
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, require_no_environments
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -87,7 +87,7 @@ def solve_free_discards(
 
     Raises:
         InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
-        InvalidProfileError: An option keeps several stages.
+        InvalidProfileError: An option keeps several stages, or a stage has an environment.
 
     Complexity:
         O(n^3 p) time for fronts of p breakpoints, before pruning; with skips, times how many
@@ -127,6 +127,7 @@ class _FreeDiscardsProgram:
     """The recurrence of one profile, to be solved for one memory or another."""
 
     def __init__(self, profile: ChainProfile, rules: Discards) -> None:
+        require_no_environments(profile, f"DP(discards='{rules}')")
         if not keeps_stages_apart(profile):
             raise InvalidProfileError(
                 "this chain has options that keep several stages together, which "

@@ -49,7 +49,7 @@ from chainstay.dp.weak.least_memory import least_weak_memory
 from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.problems.exactness import is_complete, never_needs_a_rerun
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, require_no_environments
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -64,12 +64,13 @@ def solve_weak(profile: ChainProfile, budget: int) -> Claim:
 
     Raises:
         InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
-        InvalidProfileError: The chain has skips.
+        InvalidProfileError: The chain has skips, or a stage an environment.
 
     Complexity:
         O(n^4 p) time and O(n^3 p) memory for fronts of p breakpoints, before pruning.
     """
     require_no_skips(profile, _SETTING)
+    require_no_environments(profile, f"DP({_SETTING})")
     recursion = Recursion.from_profile(profile)
     memory = min(budget - profile.input_bytes, recursion.keep_all_need)
     weak = _WeakProgram(recursion, memory)
@@ -98,6 +99,7 @@ def weak_least_budget(profile: ChainProfile) -> int:
         O(n^4) time, O(n^3) memory.
     """
     require_no_skips(profile, _SETTING)
+    require_no_environments(profile, f"DP({_SETTING})")
     by_kind = recursion_arrays(Recursion.from_profile(profile))
     return int(least_weak_memory(by_kind)) + profile.input_bytes
 

@@ -32,7 +32,7 @@ from chainstay.formulations.integer_program import (
 from chainstay.formulations.memory_units import enough_bytes, most_bytes, size_divisor
 from chainstay.formulations.program_by_highs import pyomo_model
 from chainstay.formulations.pyomo_types import Model
-from chainstay.profiles import ChainProfile, RunCost
+from chainstay.profiles import ChainProfile, RunCost, require_no_environments
 from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
 
@@ -149,7 +149,9 @@ def build(
 
     Raises:
         ValueError: Unknown `discards`.
+        InvalidProfileError: A stage has an environment.
     """
+    require_no_environments(profile, "the integer program of chains")
     rules, unit = Discards(discards), size_divisor(profile)
     largest = enough_bytes(profile) if budget is None else min(budget, most_bytes(profile))
     program = IntegerProgram(None if budget is None else largest // unit)

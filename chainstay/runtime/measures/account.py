@@ -14,7 +14,8 @@ With these the simulator finds the peak of that schedule. What is made of them f
   once if it is dropped: under them no schedule takes longer than by its own profile.
 * `Account.by_kind` has options and what each kind of run costs, and is sound for every schedule
   of theirs: saved environments count as if every stage that can have one had it. Without these
-  it is what every schedule needs at least, and bounds them all.
+  it is what every schedule needs at least, and bounds them all. With environments apart, a solver
+  that knows them counts those that are there.
 * `Account.by_kind_in` is closer where a schedule is known, and sound for that one alone.
 * `Account.with_flat_options` adds options for solvers that know no kinds of runs.
 """
@@ -123,25 +124,28 @@ class Account:
         )
         return replace(self, stages=tuple(stage.without_times(2 * total) for stage in self.stages))
 
-    def by_kind(self, *, is_sound: bool = True) -> ChainProfile:
+    def by_kind(self, *, is_sound: bool = True, apart: bool = False) -> ChainProfile:
         """Return the profile with options, and what each kind of run costs.
 
         It is sound for every schedule that never makes anew what it holds: a first run has saved
         environments of the stages before it beside it, a later one perhaps those of all, and
         copies of its own. Otherwise it is at most what any schedule's operations need, if nothing
         runs again before the loss: a later run has the model's output beside it.
+
+        Args:
+            is_sound: Whether no schedule needs more; otherwise none needs less.
+            apart: Whether stages have their environments, so that overheads have copies only.
         """
-        costs = self.stages
-        if not is_sound:
-            costs = tuple(replace(cost, environment_bytes=0, random_bytes=0) for cost in costs)
+        costs = self.stages if is_sound and not apart else self._without_environments().stages
         held = [0, *accumulate(cost.environment_bytes for cost in costs)]  # before stage i
+        copied = self._environments_before if apart else held
         twice = [
             sum(skip.bytes for skip in self._handed_out(index)) * is_sound
             for index in range(len(costs))
         ]
 
         def beside(index: int, count: int) -> BesideRuns:
-            own = held[index + count] - held[index]
+            own = copied[index + count] - copied[index]
             return BesideRuns(
                 first=held[index],
                 dropped=held[index + 1],
@@ -152,21 +156,24 @@ class Account:
         own = (
             replace(cost, backward_bytes=cost.backward_bytes - cost.random_bytes) for cost in costs
         )
-        return self._assembled(
+        stages = (
             stage_by_kind((first, *costs[index + 1 :]), partial(beside, index))
             for index, first in enumerate(own)
         )
+        return self._assembled(map(_with_environment, self.stages, stages) if apart else stages)
 
-    def by_kind_in(self, schedule: Schedule) -> ChainProfile:
+    def by_kind_in(self, schedule: Schedule, *, apart: bool = False) -> ChainProfile:
         """Return the profile by kind of run whose runs need and take what they do in `schedule`.
 
         Kinds of runs that it does not have need what any schedule's do at least. A kept first run
-        whose input is dropped takes the time that this takes, too.
+        whose input is dropped takes the time that this takes, too. Environments may be `apart`.
         """
-        stages = list(self.by_kind(is_sound=False).stages)
+        stages = list(self.by_kind(is_sound=False, apart=apart).stages)
         kept: dict[int, int] = {}
         begun: set[int] = set()
-        overheads, records = self.overheads(schedule), self._records(schedule)
+        records, copied = self._records(schedule), self._environments_before
+        account = self._without_environments() if apart else self
+        overheads = account.overheads(schedule)
         for op, overhead, (span, _) in zip(schedule, overheads, records, strict=True):
             stage = stages[op.stage]
             if op.kind is OpKind.DISCARD_ACTIVATION and stage.first is not None:
@@ -176,13 +183,17 @@ class Account:
                 number = kept.pop(op.stage)
                 stages[op.stage] = _with_overhead(stage, "backward", number, overhead)
             elif op.kind.is_forward:
-                kind = "again" if begun.issuperset(span) else "first"
+                is_again = begun.issuperset(span)
+                kind = "again" if is_again else "first"
                 begun.update(span)
+                size = overhead
+                if apart and is_again:
+                    size += copied[span.stop] - copied[span.start]
                 if op.kind is OpKind.FORWARD_KEEP_ALL:
                     kept[op.stage] = op.option
                 else:
                     kind = f"dropped_{kind}"
-                stages[op.stage] = _with_overhead(stage, kind, op.option, overhead)
+                stages[op.stage] = _with_overhead(stage, kind, op.option, size)
         return self._assembled(stages)
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
@@ -256,6 +267,15 @@ class Account:
             option = kept.get(op.stage) if is_kept else None
             yield range(op.stage, op.stage + (option.stages if option else 1)), option
 
+    @property
+    def _environments_before(self) -> list[int]:
+        """Bytes of the environments of stages before each stage, and of all."""
+        return [0, *accumulate(cost.environment_bytes for cost in self.stages)]
+
+    def _without_environments(self) -> Account:
+        stages = (replace(cost, environment_bytes=0, random_bytes=0) for cost in self.stages)
+        return replace(self, stages=tuple(stages))
+
     def _assembled(self, stages: Iterable[Stage]) -> ChainProfile:
         return ChainProfile(
             input_bytes=self.input_bytes,
@@ -327,6 +347,10 @@ def environment_bytes(
             copied = sum(c.environment_bytes for s, c in again.items() if position > first[s])
             yield held + copied
             held -= sum(c.random_bytes for s, c in again.items() if position == last[s])
+
+
+def _with_environment(cost: StageCost, stage: Stage) -> Stage:
+    return replace(stage, environment_bytes=cost.environment_bytes, random_bytes=cost.random_bytes)
 
 
 @lru_cache(maxsize=4096)  # a search looks at hundreds of profiles, most stages of which are equal
