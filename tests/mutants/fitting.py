@@ -21,8 +21,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/cuts/crossings.py",
-        "set(seen[argument].storages) - seen[node].written:",
-        "set(seen[argument].storages) & seen[node].written:",
+        "set(observed[argument].storages) - observed[node].written:",
+        "set(observed[argument].storages) & observed[node].written:",
         "unit/test_cutting.py::test_stages_run_again_to_the_same_state[Reading]",
     ),
     Mutant(
@@ -33,8 +33,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/cuts/cut.py",
-        "saved_bytes=seen.size_of(saved - given)",
-        "saved_bytes=seen.size_of(saved)",
+        "saved_bytes=observed.size_of(saved - given)",
+        "saved_bytes=observed.size_of(saved)",
         "unit/test_cutting.py::test_saved_bytes_by_hand",
     ),
     Mutant(
@@ -45,7 +45,7 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/cuts/crossings.py",
-        "        and not seen[node].draws_random\n",
+        "        and not observed[node].draws_random\n",
         "",
         "unit/test_extraction.py::TestItIsTheModel::"
         "test_random_values_are_drawn_where_the_model_draws_them",

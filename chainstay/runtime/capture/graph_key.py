@@ -37,12 +37,12 @@ def graph_key(
         tells_parameters: Whether other tensors in place of parameters make another key.
     """
     layout_of = _layout if has_sizes else _kind
-    captured, seen = observed.captured, observed.seen
+    captured = observed.captured
     kinds = [given.kind for given in captured.inputs]
     given = (*inputs, *captured.constants)
     values = [v for v, kind in zip(given, kinds, strict=True) if not kind.is_number]
     sizes = sizing_numbers(captured.inputs, given)
-    numbers = set(seen.numbers)
+    numbers = set(observed.numbers)
     numbers |= {
         node for node, kind in zip(captured.placeholders, kinds, strict=True) if kind.is_number
     }
