@@ -9,7 +9,7 @@ is told by the kernels' own schemas, below autograd, whatever function called th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -132,7 +132,12 @@ def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) ->
     captured = as_captured_graph(forward.graph, forward.inputs, inputs)
     given = (*inputs, *captured.constants)
     numbers = _numbers_in(captured, given)
-    early = [*numbers, *_boxes_in(captured, numbers)]
+    boxes = (  # tensors in which TorchDynamo hands such a number back
+        node
+        for node in captured.operators
+        if node.target is torch.scalar_tensor and node.args and node.args[0] in numbers
+    )
+    early = [*numbers, *boxes]
     _move_to_front(captured, early)
     observer = _Observer(captured, numbers)
     external = observer.run_graph(given)
@@ -203,15 +208,6 @@ def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.No
             if not isinstance(value, torch.Tensor):
                 known[node] = found[node] = value
     return found
-
-
-def _boxes_in(captured: CapturedGraph, numbers: Collection[fx.Node]) -> list[fx.Node]:
-    """Return operators that put such a number into a tensor, in which TorchDynamo hands it back."""
-    return [
-        node
-        for node in captured.operators
-        if node.target is torch.scalar_tensor and node.args and node.args[0] in numbers
-    ]
 
 
 def _move_to_front(captured: CapturedGraph, nodes: Iterable[fx.Node]) -> None:
