@@ -41,7 +41,7 @@ class Planned:
 
     @property
     def slowdown(self) -> float:
-        """By how much longer than plain training's a step is, as a share of that."""
+        """A step takes so much longer than one of plain training, as a share of that."""
         least = self.plain_time or self.profile.least_time
         return float(self.solution.makespan) / least - 1 if least else 0.0
 
