@@ -66,7 +66,7 @@ _EXTRACTION: Final = (
         "runtime/capture/graph_key.py",
         "return (shape, str(strides), value.dtype",
         "return (len(value.shape), len(str(strides)), value.dtype",
-        "unit/test_runtime_likeness.py::test_another_call_is_refused[rows]",
+        "agreement/test_smaller_calls.py::test_the_oldest_plans_are_let_go",
     ),
     Mutant(
         "runtime/stage/tied_gradients.py",
