@@ -40,7 +40,7 @@ from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.staged_join import parts_of, staged
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import unmeasured_blocks
-from chainstay.runtime.measures.measured import measuring, traits_of
+from chainstay.runtime.measures.measured import effects_of, measuring
 from chainstay.runtime.measures.option_costs import restored_options
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import SumLoss
@@ -272,7 +272,7 @@ class _AppliedPlan:
         with measuring(call.device):
             loss = _any_loss(profile.closing)
             parts = parts_of(join, call.inputs, loss, call.device)
-            own = staged(join, parts, traits_of(parts), names_of(join))
+            own = staged(join, parts, effects_of(parts), names_of(join))
             self._require_stages(call.call, call.device, own.chain.stages)
             options = restored_options(parts, chosen_options(plan, profile), is_checked=True)
         own = replace(own, chain=replace(own.chain, options=options))

@@ -141,16 +141,15 @@ class NotedPlan:
         """Return the plan in words and as a table."""
         planned = self.planned
         solution, profile = planned.solution, planned.profile
-        least = planned.plain_time or profile.least_time
-        slower = float(solution.makespan) / least - 1 if least else 0.0
+        plain_time = planned.plain_time or profile.least_time
         tables = (
-            table_of_parts(self.kept_in_part, len(profile), least),
+            table_of_parts(self.kept_in_part, len(profile), plain_time),
             table_of(planned.alternatives) if planned.alternatives else "",
         )
         return (
             f"{name} in {len(profile)} stages, the loss included: "
             f"{solution.describe()}\n{planned.origin}"
-            f"predicted {slower:.1%} slower than plain training at a peak of "
+            f"predicted {planned.slowdown:.1%} slower than plain training at a peak of "
             f"{format_bytes(solution.peak_bytes)}{others}\n"
             f"{''.join(table + chr(10) for table in tables if table)}"
             f"{solution.schedule}"
@@ -278,8 +277,7 @@ class Planner:
             self.known = {key: kept for key, kept in self.known.items() if kept is not oldest}
         solution, budget = planned.solution, self.maker.budget_bytes
         limit = "" if budget is None else f" of {format_bytes(budget)}"
-        least = planned.plain_time or 0
-        slower = float(solution.makespan) / least - 1 if least else 0.0
+        slower = planned.slowdown
         told = f"{slower:.1%} slower than plain" if slower > 0 else "as fast as plain"
         peak = format_bytes(solution.peak_bytes)
         say(f"planned for {shapes}: {peak}{limit}, {told}", wanted=self.settings.progress)

@@ -67,7 +67,7 @@ def plan_in_proportion(
             stages=stages,
             device=call.device,
             names=names_of(graph),
-            traits=tuple(seen.traits for seen in observe_chain(subject)),
+            effects=tuple(seen.effects for seen in observe_chain(subject)),
         )
     options: dict[tuple[int, int], Option] = {}
     for _ in range(_CORRECTIONS):

@@ -583,7 +583,7 @@ def test_what_is_in_the_cache_is_not_measured_again(tmp_path: Path) -> None:
     model, sample = family("T5")
     first = measured_by_blocks(model, sample, tmp_path)
     again = measured_by_blocks(model, sample, tmp_path)
-    assert (again.account, again.chain.traits) == (first.account, first.chain.traits)
+    assert (again.account, again.chain.effects) == (first.account, first.chain.effects)
     # Options would have to be measured: there are none in this file.
     planned = fitted(model, sample, "least", by="blocks", cache=tmp_path, stage_options=False)
     assert len(list(tmp_path.iterdir())) == 1

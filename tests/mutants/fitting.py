@@ -21,8 +21,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/cuts/crossings.py",
-        "set(seen[argument].storages) - seen[node].written:",
-        "set(seen[argument].storages) & seen[node].written:",
+        "set(observed[argument].storages) - observed[node].written:",
+        "set(observed[argument].storages) & observed[node].written:",
         "unit/test_cutting.py::test_stages_run_again_to_the_same_state[Reading]",
     ),
     Mutant(
@@ -33,8 +33,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/cuts/cut.py",
-        "saved_bytes=seen.size_of(saved - given)",
-        "saved_bytes=seen.size_of(saved)",
+        "saved_bytes=observed.size_of(saved - given)",
+        "saved_bytes=observed.size_of(saved)",
         "unit/test_cutting.py::test_saved_bytes_by_hand",
     ),
     Mutant(
@@ -45,7 +45,7 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/cuts/crossings.py",
-        "        and not seen[node].draws_random\n",
+        "        and not observed[node].draws_random\n",
         "",
         "unit/test_extraction.py::TestItIsTheModel::"
         "test_random_values_are_drawn_where_the_model_draws_them",
@@ -66,7 +66,7 @@ _EXTRACTION: Final = (
         "runtime/capture/graph_key.py",
         "return (shape, str(strides), value.dtype",
         "return (len(value.shape), len(str(strides)), value.dtype",
-        "unit/test_runtime_likeness.py::test_another_call_is_refused[rows]",
+        "agreement/test_smaller_calls.py::test_the_oldest_plans_are_let_go",
     ),
     Mutant(
         "runtime/stage/tied_gradients.py",

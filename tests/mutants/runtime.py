@@ -235,6 +235,12 @@ MUTANTS: Final = (
         "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
     ),
     Mutant(
+        "runtime/stage/chain_stage.py",
+        "return tuple([position for position in self.reads if position not in self.written])",
+        "return self.reads",
+        "unit/test_runtime_execute.py::test_every_use_gives_the_same_bits[use_autograd_grad-discards]",
+    ),
+    Mutant(
         "runtime/execute/environment.py",
         "for environment in reversed(several) for state in environment.random",
         "for environment in several for state in environment.random",

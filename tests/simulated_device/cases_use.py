@@ -308,10 +308,10 @@ def test_only_the_generators_that_a_stage_draws_from_are_put_back() -> None:
 
     model, batch = build_stages(), torch.randn(4, 8).to(first())
     measured = measure(model, batch, loss=lambda y: y.square().sum(), repeats=1, progress=False)
-    traits = measured.chain.traits
+    effects = measured.chain.effects
     assert [
         (of_stage.draws_random, of_stage.draws_on_host)
-        for of_stage in traits
+        for of_stage in effects
         if of_stage.draws_random
     ] == [
         (True, False),

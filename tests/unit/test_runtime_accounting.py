@@ -219,7 +219,7 @@ def test_what_is_in_the_cache_is_not_measured_again(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     assert not path.name.startswith(".")
     again = measure(MODEL, torch.rand(4, 8), repeats=1, cache=tmp_path)
-    assert (again.account, again.chain.traits) == (first.account, first.chain.traits)
+    assert (again.account, again.chain.effects) == (first.account, first.chain.effects)
     assert measure(MODEL, torch.rand(4, 8), repeats=1).account != first.account  # other times
 
 

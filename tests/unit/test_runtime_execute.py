@@ -458,6 +458,6 @@ def test_what_stages_kept_as_one_hand_on_is_let_go_of() -> None:
     stages = (one, fused([other, third]))
     assert fused(stages)((torch.ones(2),))
     plan = plan_execution(Schedule.keep_all(3), Shape(2))
-    chain = Chain(stages=stages, device=torch.device("cpu"), names=(), traits=())
+    chain = Chain(stages=stages, device=torch.device("cpu"), names=(), effects=())
     run = Run(chain, plan, (), pending=1)
     assert run._run(replace(plan.forward[0], span=2), (torch.ones(2),), ())

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.liveness import Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Stretch, stretched
+from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.schedule import Schedule
 from runtime_support import random_persistent, stages_of
 
@@ -157,22 +157,19 @@ def test_kept_stages_of_a_kind_are_put_together(seed: int) -> None:
     count = 9
     plan = plan_execution(random_persistent(count + 1, seed, keep=0.7), Shape(count))
     stages = stages_of(*[abs] * count)
-    traits = [
-        Traits(draws_random=(seed >> stage % 4) % 2 == 1, written=(), reads=())
-        for stage in range(count)
-    ]
+    effects = [Effects(draws_random=(seed >> stage % 4) % 2 == 1) for stage in range(count)]
     where = {id(stage.parts[0]): index for index, stage in enumerate(stages)}
     found: list[Step | list[int]] = [
         [where[id(part)] for part in step.parts] if isinstance(step, Stretch) else step
-        for step in stretched(plan, stages, traits)
+        for step in stretched(plan, stages, effects)
     ]
     in_order = [n for step in found for n in (step if isinstance(step, list) else [step.stage])]
     assert in_order == [step.stage for step in plan.forward]
     assert {n for step in found if isinstance(step, list) for n in step} == plan.kept
     for one, other in pairwise(found):
         if isinstance(one, list) and isinstance(other, list):
-            assert len({traits[n].draws_random for n in one}) == 1
-            assert traits[one[0]].draws_random != traits[other[0]].draws_random
+            assert len({effects[n].draws_random for n in one}) == 1
+            assert effects[one[0]].draws_random != effects[other[0]].draws_random
 
 
 def test_stages_kept_by_one_option_run_as_one_and_go_backward_one_by_one() -> None:

@@ -123,16 +123,16 @@ def test_a_stage_that_runs_again_sets_the_present_random_state_aside() -> None:
     assert state + scalars <= overheads[1] < 2 * state
 
 
-def test_traits_name_what_a_stage_changes() -> None:
+def test_effects_name_what_a_stage_changes() -> None:
     """Even where the sample's values would not show it: a mean of zeros stays one on zeros."""
     norm = nn.BatchNorm1d(4)
     stages = [nn.Linear(4, 4, bias=False), norm, nn.Dropout()]
     values = {name: buffer.clone() for name, buffer in norm.named_buffers()}
     measured = measure(stages, torch.zeros(2, 4), repeats=1)
     names = measured.chain.names
-    assert [of_stage.draws_random for of_stage in measured.chain.traits] == [False, False, True]
+    assert [of_stage.draws_random for of_stage in measured.chain.effects] == [False, False, True]
     assert [
-        {names[position] for position in of_stage.written} for of_stage in measured.chain.traits
+        {names[position] for position in of_stage.written} for of_stage in measured.chain.effects
     ] == [
         set(),
         {"1.running_mean", "1.running_var", "1.num_batches_tracked"},

@@ -184,7 +184,7 @@ class GraphCapture:
         self._name = name
         self._draws_numbers = False  # Python's, which traced code draws in front of its graph
         self._environment: str | None = None  # of the first trace that read variables of it
-        self._admits_tracing: tuple[bool, ...] = (True, False)  # what it is told, try by try
+        self._is_denied = False  # it is never told that it is traced
         self._masks_left_out: bool | None = False  # some were; with None they all stay
         self._has_graphs = False  # numbers that differ from theirs become inputs
         self._compiled: dict[Sizes, _SizedFunction] = {}
@@ -301,16 +301,16 @@ class GraphCapture:
             UnsupportedModelError: The function has too many graphs, or TorchDynamo is off.
             ChainstayError: Whatever `receive` or the captured graph's `CapturedForward` raises.
         """
-        first, *others = self._admits_tracing
+        is_told = not self._is_denied
         try:
-            return self._trace(args, kwargs, admits_tracing=first)
+            return self._trace(args, kwargs, is_told=is_told)
         except NoFullGraphError as reason:
-            for other in others:
+            if is_told:
                 with suppress(NoFullGraphError):
-                    return self._trace(args, kwargs, admits_tracing=other)
+                    return self._trace(args, kwargs, is_told=False)
             if self._has_graphs:  # at last, with numbers as constants, as theirs were
                 with suppress(NoFullGraphError), constant_numbers():
-                    return self._trace(args, kwargs, admits_tracing=first)
+                    return self._trace(args, kwargs, is_told=is_told)
             raise reason from reason.__cause__
 
     def _state(self, args: tuple[Any, ...]) -> str:
@@ -325,23 +325,21 @@ class GraphCapture:
 
     def deny(self) -> bool:
         """Never tell the function from now on that it is traced; ``False`` if it never was."""
-        if self._admits_tracing == (False,):
+        if self._is_denied:
             return False
         self._forget_all()
-        self._admits_tracing = (False,)
+        self._is_denied = True
         return True
 
     def _forget_all(self) -> None:
         while self._compiled:
             self._compiled.popitem()[1].forget()
 
-    def _trace(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, admits_tracing: bool
-    ) -> Any:
+    def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_told: bool) -> Any:
         with (
             failures_named(self._name, args),
             tracing_settings(tree_leaves((args, kwargs))),
-            nullcontext() if admits_tracing else seeming_eager(),
+            nullcontext() if is_told else seeming_eager(),
         ):
             random_state = random.getstate()
             compiled = self._compiled_for(_sizes_of((args, kwargs)))

@@ -173,7 +173,11 @@ class _GraphCopier:
     def captured(self, inputs: Sequence[GraphInput]) -> CapturedGraph:
         placeholders = self.module.graph.find_nodes(op="placeholder")
         copies: dict[fx.Node, Any] = {node: self.graph.node_copy(node) for node in placeholders}
-        read = dict(_constants_read(self.module))
+        read = {
+            node: value
+            for node in self.module.graph.find_nodes(op="get_attr")
+            if isinstance(value := attrgetter(str(node.target))(self.module), torch.Tensor)
+        }
         tensors = {str(node.target): tensor for node, tensor in read.items()}
         constants = {name: self.graph.placeholder(f"constant_{name}") for name in tensors}
         copies |= {node: constants[str(node.target)] for node in read}
@@ -362,14 +366,6 @@ def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:
             span = []
     if span:
         yield span
-
-
-def _constants_read(module: fx.GraphModule) -> Iterator[tuple[fx.Node, torch.Tensor]]:
-    """Yield the nodes that read tensors by name, and the tensors."""
-    for node in module.graph.find_nodes(op="get_attr"):
-        value = attrgetter(str(node.target))(module)
-        if isinstance(value, torch.Tensor):
-            yield node, value
 
 
 def _graph_read(module: fx.GraphModule, node: fx.Node) -> nn.Module:

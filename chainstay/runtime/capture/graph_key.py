@@ -7,6 +7,7 @@ same memory and, as good as, the same time. Numbers that sizes depend on are par
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,13 +37,13 @@ def graph_key(
         has_sizes: Whether tensors of other sizes make another key.
         tells_parameters: Whether other tensors in place of parameters make another key.
     """
-    layout_of = _layout if has_sizes else _kind
-    captured, seen = observed.captured, observed.seen
+    layout_of = partial(_layout, has_sizes=has_sizes)
+    captured = observed.captured
     kinds = [given.kind for given in captured.inputs]
     given = (*inputs, *captured.constants)
     values = [v for v, kind in zip(given, kinds, strict=True) if not kind.is_number]
     sizes = sizing_numbers(captured.inputs, given)
-    numbers = set(seen.numbers)
+    numbers = set(observed.numbers)
     numbers |= {
         node for node, kind in zip(captured.placeholders, kinds, strict=True) if kind.is_number
     }
@@ -64,15 +65,12 @@ def graph_key(
     )
 
 
-def _kind(value: object) -> Hashable:
+def _layout(value: object, *, has_sizes: bool) -> Hashable:
+    """Return the layout of a tensor, or as much of it as holds for tensors of any size."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    return (value.dim(), value.layout, value.dtype, value.device, value.requires_grad)
-
-
-def _layout(value: object) -> Hashable:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
+    if not has_sizes:
+        return (value.dim(), value.layout, value.dtype, value.device, value.requires_grad)
     strides = value.stride() if value.layout == torch.strided else str(value.layout)
     shape = str(tuple(value.shape))  # as text: sizes may be symbols
     return (shape, str(strides), value.dtype, value.device, value.requires_grad)

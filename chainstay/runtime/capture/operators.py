@@ -9,7 +9,7 @@ is told by the kernels' own schemas, below autograd, whatever function called th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -36,11 +36,11 @@ from chainstay.runtime.capture.graph import (
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.host_values import require_one_thread
-from chainstay.runtime.capture.subgraphs import Region, regions_of
+from chainstay.runtime.capture.subgraphs import regions_of
 from chainstay.runtime.execute.handles import refuse_backward
 from chainstay.runtime.stage.states import tensors_in
 
-__all__ = ["Observation", "Observations", "ObservedGraph", "observe_graph"]
+__all__ = ["Observation", "ObservedGraph", "observe_graph"]
 
 Storage = int
 """A storage's number, in the order in which storages were first seen."""
@@ -68,28 +68,29 @@ class Observation:
     draws_random: bool
     fills_saved: bool = False
 
-    @property
-    def is_number(self) -> bool:
-        """Whether its value is a Python number or text, and has no tensor."""
-        return not self.storages
 
-
-@dataclass(frozen=True, slots=True)
-class Observations:
-    """All of a graph's nodes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedGraph:
+    """A captured graph, and what its operators do.
 
     Attributes:
-        nodes: The observations by node.
+        name: The model's name, for messages.
+        captured: The graph.
+        nodes: What was seen of each of its nodes.
         storage_bytes: Bytes of each storage, in the order of their numbers.
         external: Storages of the graph's inputs and constants.
         numbers: Operators that compute numbers from numbers, or put these into tensors; they come
             first in the graph.
+        state_inputs: Inputs whose gradients go on, to whatever made them.
     """
 
+    name: str
+    captured: CapturedGraph
     nodes: Mapping[fx.Node, Observation]
     storage_bytes: Sequence[int]
     external: frozenset[Storage]
     numbers: frozenset[fx.Node]
+    state_inputs: frozenset[fx.Node]
 
     def __getitem__(self, node: fx.Node) -> Observation:
         return self.nodes[node]
@@ -103,23 +104,6 @@ class Observations:
         values = [node, *(value for value in node.all_input_nodes if value.op != "get_attr")]
         return self[node].written.union(*(self[value].storages for value in values))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedGraph:
-    """A captured graph, and what its operators do.
-
-    Attributes:
-        name: The model's name, for messages.
-        captured: The graph.
-        seen: The effects of its operators.
-        state_inputs: Inputs whose gradients go on, to whatever made them.
-    """
-
-    name: str
-    captured: CapturedGraph
-    seen: Observations
-    state_inputs: Collection[fx.Node]
-
     @property
     def is_checkpointed(self) -> bool:
         """Whether a part of the model stands in a `torch.utils.checkpoint`."""
@@ -129,7 +113,7 @@ class ObservedGraph:
     def may_draw_anew(self) -> bool:
         """Whether a `torch.utils.checkpoint` may draw other random numbers in its backward."""
         return any(
-            node.meta.get(RUN_AGAIN) is False and self.seen[node].draws_random
+            node.meta.get(RUN_AGAIN) is False and self[node].draws_random
             for node in self.captured.operators
         )
 
@@ -137,78 +121,70 @@ class ObservedGraph:
 def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) -> ObservedGraph:
     """Bring a graph of TorchDynamo's into a plain form, a copy, and observe its operators.
 
+    It is run on fake tensors like these inputs. Operators that compute numbers from numbers come
+    first then. Those that hand on a held tensor as it is, such as a conversion to the type that it
+    has, are left out: they would make a parameter a value that crosses cuts.
+
     Raises:
         NoStagesError: It has operators that a plan cannot run again, a shape depends on values,
             or a checkpoint changes a buffer twice.
     """
     captured = as_captured_graph(forward.graph, forward.inputs, inputs)
     given = (*inputs, *captured.constants)
-    state_inputs = {
-        node: None
-        for node, value, graph_input in zip(
-            captured.placeholders, given, captured.inputs, strict=True
-        )
-        if isinstance(value, torch.Tensor)
-        and value.requires_grad
-        and (graph_input.kind is InputKind.ARGUMENT or not value.is_leaf)
-    }
-    seen = _observe_operators(captured, given)
-    require_one_thread(seen[node].tensor for node in captured.operators)
-    return ObservedGraph(name=name, captured=captured, seen=seen, state_inputs=state_inputs.keys())
-
-
-def _observe_operators(captured: CapturedGraph, inputs: Sequence[object]) -> Observations:
-    """Run the graph on fake tensors like these inputs, its constants behind them.
-
-    The graph is changed. Operators that hand on a held tensor as it is, such as a conversion to
-    the type that it has, are taken out: left in, they would make a parameter a value that crosses
-    cuts. Operators that compute numbers from numbers are moved to the front.
-    """
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
-    numbers = _numbers_in(captured, inputs)
-    early = [*numbers, *_boxes_in(captured, numbers)]
+    numbers = _numbers_in(captured, given)
+    boxes = (  # tensors in which TorchDynamo hands such a number back
+        node
+        for node in captured.operators
+        if node.target is torch.scalar_tensor and node.args and node.args[0] in numbers
+    )
+    early = [*numbers, *boxes]
     _move_to_front(captured, early)
-    observer = _Observer(captured, _Storages(), numbers)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-        values = [_faked(mode, value) for value in inputs]
-    with mode, torch.enable_grad():
-        for node, value in zip(captured.placeholders, values, strict=True):
-            observer.note(node, value)
-        external = frozenset(range(len(observer.storages.bytes)))
-        for node in captured.graph.nodes:
-            if node.op == "get_attr":
-                observer.values[node] = captured.modules[str(node.target)]
-            elif node.op not in ("placeholder", "output"):
-                observer.run(node, regions_of(node))
-    seen = Observations(observer.seen, observer.storages.bytes, external, frozenset(early))
+    observer = _Observer(captured, numbers)
+    external = observer.run_graph(given)
+    observed = ObservedGraph(
+        name=name,
+        captured=captured,
+        nodes=observer.seen,
+        storage_bytes=observer.storage_bytes,
+        external=external,
+        numbers=frozenset(early),
+        state_inputs=frozenset(
+            node
+            for node, value, known in zip(
+                captured.placeholders, given, captured.inputs, strict=True
+            )
+            if isinstance(value, torch.Tensor)
+            and value.requires_grad
+            and (known.kind is InputKind.ARGUMENT or not value.is_leaf)
+        ),
+    )
     for node in captured.operators:
-        if RUN_AGAIN in node.meta and seen[node].written & external:
+        if RUN_AGAIN in node.meta and observed[node].written & external:
             raise NoStagesError(
                 "torch.utils.checkpoint runs a part of the model again in the backward, which "
                 f"changes a buffer a second time ({node.name}); no plan does that"
             )
-    _take_out_identities(captured, seen)
-    return seen
+    _take_out_identities(observed)
+    require_one_thread(observed[node].tensor for node in captured.operators)
+    return observed
 
 
-def _take_out_identities(captured: CapturedGraph, seen: Observations) -> None:
+def _take_out_identities(observed: ObservedGraph) -> None:
     """Let what is handed on as it is be read from the input.
 
     A held tensor that was changed in place is no output of its own either.
     """
+    captured = observed.captured
     held = {
-        id(seen[node].tensor): node
+        id(observed[node].tensor): node
         for node, given in zip(captured.placeholders, captured.inputs, strict=True)
-        if given.kind is InputKind.HELD and seen[node].tensor is not None
+        if given.kind is InputKind.HELD and observed[node].tensor is not None
     }
     for node in captured.operators:
-        tensor = seen[node].tensor
-        origin = None if tensor is None else held.get(id(tensor))
+        origin = held.get(id(observed[node].tensor))
         if origin is None:
             continue
-        if seen[node].written:  # what reads it later stays behind it
+        if observed[node].written:  # what reads it later stays behind it
             captured.graph.output_node().replace_input_with(node, origin)
         else:
             node.replace_all_uses_with(origin)
@@ -234,15 +210,6 @@ def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.No
     return found
 
 
-def _boxes_in(captured: CapturedGraph, numbers: Collection[fx.Node]) -> list[fx.Node]:
-    """Return operators that put such a number into a tensor, in which TorchDynamo hands it back."""
-    return [
-        node
-        for node in captured.operators
-        if node.target is torch.scalar_tensor and node.args and node.args[0] in numbers
-    ]
-
-
 def _move_to_front(captured: CapturedGraph, nodes: Iterable[fx.Node]) -> None:
     """Put operators that need nothing but inputs behind the inputs."""
     place = captured.placeholders[-1]
@@ -263,47 +230,41 @@ def _function_of(captured: CapturedGraph, node: fx.Node) -> Callable[..., object
     return function
 
 
-def _faked(mode: FakeTensorMode, value: object) -> object:
-    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
-        return value
-    return mode.from_tensor(value, static_shapes=True)
-
-
-@dataclass(slots=True)
-class _Storages:
-    """Numbers storages, and holds their tensors so that no address is used twice."""
-
-    numbers: dict[int, Storage] = field(default_factory=dict)
-    bytes: list[int] = field(default_factory=list)
-    held: list[torch.Tensor] = field(default_factory=list)
-
-    def number(self, tensor: torch.Tensor) -> Storage:
-        if tensor.layout != torch.strided:
-            address, size = id(tensor), tensor.numel() * tensor.element_size()
-        else:
-            storage = tensor.untyped_storage()
-            address, size = storage._cdata, storage.nbytes()  # noqa: SLF001  # its identity; fake storages have no address
-        if address not in self.numbers:
-            self.numbers[address] = len(self.bytes)
-            self.bytes.append(size)
-            self.held.append(tensor)
-        return self.numbers[address]
-
-
 @dataclass(slots=True)
 class _Observer:
-    """Runs nodes one by one and takes notes."""
+    """Runs nodes one by one on fake tensors, and takes notes.
+
+    Storages are numbered as they are met; their tensors are held, so that no address is used twice.
+    """
 
     captured: CapturedGraph
-    storages: _Storages
     numbers: Mapping[fx.Node, object]
     values: dict[fx.Node, Any] = field(default_factory=dict)
     seen: dict[fx.Node, Observation] = field(default_factory=dict)
+    storages: dict[int, tuple[Storage, torch.Tensor]] = field(default_factory=dict)
+    storage_bytes: list[int] = field(default_factory=list)
 
-    def run(self, node: fx.Node, regions: tuple[Region, ...]) -> None:
-        if node in self.numbers:
-            self.note(node, self.numbers[node])
-            return
+    def run_graph(self, inputs: Sequence[object]) -> frozenset[Storage]:
+        """Run the graph on fakes of its inputs and constants, and return the storages of these."""
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+            values = [_faked(mode, value) for value in inputs]
+        with mode, torch.enable_grad():
+            for node, value in zip(self.captured.placeholders, values, strict=True):
+                self._note(node, value)
+            external = frozenset(range(len(self.storage_bytes)))
+            for node in self.captured.graph.nodes:
+                if node.op == "get_attr":
+                    self.values[node] = self.captured.modules[str(node.target)]
+                elif node in self.numbers:
+                    self._note(node, self.numbers[node])
+                elif node.op not in ("placeholder", "output"):
+                    self._run(node)
+        return external
+
+    def _run(self, node: fx.Node) -> None:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         function = _function_of(self.captured, node)
         saved: list[torch.Tensor] = []
@@ -314,7 +275,7 @@ class _Observer:
         kernels = _Kernels()
         is_higher = isinstance(node.target, HigherOrderOperator)
         with ExitStack() as stack:
-            for region in regions:
+            for region in regions_of(node):
                 stack.enter_context(region.entered())
             stack.enter_context(saved_tensors_hooks(noted, refuse_backward))
             stack.enter_context(nullcontext() if is_higher else kernels)
@@ -330,9 +291,9 @@ class _Observer:
                     f"torch cannot tell without running it what {node.name} makes: {cause}"
                 ) from cause
         kernels.draws_random |= is_higher  # nothing is known of the graphs that it takes
-        self.note(node, value, saved, kernels)
+        self._note(node, value, saved, kernels)
 
-    def note(
+    def _note(
         self,
         node: fx.Node,
         value: object,
@@ -344,13 +305,30 @@ class _Observer:
         self.values[node] = value
         self.seen[node] = Observation(
             tensor=value if isinstance(value, torch.Tensor) else None,
-            storages=tuple(self.storages.number(tensor) for tensor in tensors),
+            storages=tuple(self._storage(tensor) for tensor in tensors),
             requires_grad=any(tensor.requires_grad for tensor in tensors),
-            saved=frozenset(map(self.storages.number, saved)),
-            written=frozenset(map(self.storages.number, kernels.written)),
+            saved=frozenset(map(self._storage, saved)),
+            written=frozenset(map(self._storage, kernels.written)),
             draws_random=kernels.draws_random,
             fills_saved=kernels.fills_saved,
         )
+
+    def _storage(self, tensor: torch.Tensor) -> Storage:
+        if tensor.layout != torch.strided:
+            address, size = id(tensor), tensor.numel() * tensor.element_size()
+        else:
+            storage = tensor.untyped_storage()
+            address, size = storage._cdata, storage.nbytes()  # noqa: SLF001  # its identity; fake storages have no address
+        if address not in self.storages:
+            self.storages[address] = len(self.storage_bytes), tensor
+            self.storage_bytes.append(size)
+        return self.storages[address][0]
+
+
+def _faked(mode: FakeTensorMode, value: object) -> object:
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return value
+    return mode.from_tensor(value, static_shapes=True)
 
 
 @dataclass

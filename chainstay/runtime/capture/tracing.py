@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any, Final
 from unittest.mock import patch
@@ -172,15 +172,9 @@ def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
     if hasattr(config, "reorderable_logging_functions"):
         reordered = {*config.reorderable_logging_functions, print, warnings.warn}
         known["reorderable_logging_functions"] = reordered
-    with (
-        config.patch(**known),
-        _no_drawn_constants(),
-        _attention_apart(),
-        _sparse_taken(),
-        _constants_printed(),
-        _quiet(),
-        _static(leaves),
-    ):
+    with config.patch(**known), _attention_apart(), _quiet(), _static(leaves), ExitStack() as stack:
+        for change in list(_patches()):
+            stack.enter_context(change)
         yield
 
 
@@ -213,54 +207,38 @@ def _attention_apart() -> Iterator[None]:
         rules.update(before)
 
 
-@contextmanager
-def _sparse_taken() -> Iterator[None]:
-    """Inside, sparse tensors in coordinates (COO) are traced, unless they are trained.
+def _patches() -> Iterator[AbstractContextManager[object]]:
+    """Yield changes of how TorchDynamo traces, if this release of torch has what they change.
 
-    TorchDynamo refuses all sparse tensors, though its guards tell them from dense ones, and look at
-    their sizes and types.
+    ``random.Random`` objects are not traced: their numbers would become constants. Sparse tensors
+    in coordinates (COO) are, unless they are trained: TorchDynamo refuses all sparse ones, though
+    its guards tell them from dense ones, and look at their sizes and types. And what is known
+    while tracing, such as sizes, can be printed behind the graph.
     """
-    from torch._dynamo.variables import builder, builtin  # noqa: PLC0415  # takes more than a second
+    from torch._dynamo import variables  # noqa: PLC0415  # takes more than a second
+    from torch._dynamo.variables import builder, builtin, misc  # noqa: PLC0415  # likewise
     from torch._subclasses.meta_utils import is_sparse_any  # noqa: PLC0415  # likewise
+
+    printed: Any = getattr(misc, "DebuggingVariable", None)
+    can_be_moved: Any = getattr(printed, "can_reorder_logs", None)
 
     def is_refused(tensor: torch.Tensor) -> bool:
         is_taken = tensor.layout == torch.sparse_coo and not tensor.requires_grad
         return is_sparse_any(tensor) and not is_taken
 
-    with (
-        _patched(builder, "is_sparse_any", is_refused),
-        _patched(builtin, "is_sparse_any", is_refused),
-    ):
-        yield
-
-
-def _no_drawn_constants() -> AbstractContextManager[object]:
-    """Inside, ``random.Random`` objects are not traced: their numbers would become constants."""
-    from torch._dynamo import variables  # noqa: PLC0415  # takes more than a second
-
-    traced = getattr(variables, "RandomVariable", None)
-    return _patched(traced, "is_supported_random_obj", staticmethod(lambda _: False))
-
-
-def _patched(place: object, name: str, value: object) -> AbstractContextManager[object]:
-    """Return a patch of an attribute, or of nothing in releases of torch that do not have it."""
-    return patch.object(place, name, value) if hasattr(place, name) else nullcontext()
-
-
-def _constants_printed() -> AbstractContextManager[object]:
-    """Inside, what is known while tracing, such as sizes, can be printed behind the graph."""
-    from torch._dynamo.variables import misc  # noqa: PLC0415  # takes more than a second
-
-    printed: Any = getattr(misc, "DebuggingVariable", None)
-    if printed is None:
-        return nullcontext()
-    can_be_moved: Callable[..., bool] = printed.can_reorder_logs
-
     def can_be_printed(function: object, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         moved = [arg for arg in args if not arg.is_python_constant()]
-        return can_be_moved(function, moved, kwargs)
+        return bool(can_be_moved(function, moved, kwargs))
 
-    return patch.object(printed, "can_reorder_logs", staticmethod(can_be_printed))
+    drawing: Any = getattr(variables, "RandomVariable", None)
+    for place, name, value in (
+        (drawing, "is_supported_random_obj", staticmethod(lambda _: False)),
+        (builder, "is_sparse_any", is_refused),
+        (builtin, "is_sparse_any", is_refused),
+        (printed, "can_reorder_logs", staticmethod(can_be_printed)),
+    ):
+        if hasattr(place, name):
+            yield patch.object(place, name, value)
 
 
 def _logging_functions() -> frozenset[Callable[..., Any]]:

@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.runtime.estimate.observer import WatchedPhase, watch
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime
 from chainstay.runtime.measures.costs import ObservedStage, Subject, require_differentiable
@@ -71,7 +70,7 @@ def _observe(subject: Subject) -> tuple[list[ObservedStage], list[State]]:
         observed.append(
             ObservedStage(
                 stage=stage,
-                traits=Traits.of(stage),
+                effects=stage.effects,
                 leaves=tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)),
                 time=StageTime(0, 0),
                 given=lineage.states[index],

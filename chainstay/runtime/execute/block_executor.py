@@ -18,7 +18,6 @@ import torch
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.graphs import BlockGraph
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
@@ -176,7 +175,7 @@ def _exchange(run: Run, index: int, stage: BlockStage, options: OptionTable) -> 
     run.chain = replace(
         chain,
         stages=(*chain.stages[:index], own, *chain.stages[index + 1 :]),
-        traits=(*chain.traits[:index], Traits.of(own), *chain.traits[index + 1 :]),
+        effects=(*chain.effects[:index], own.effects, *chain.effects[index + 1 :]),
         names=(*chain.names[:first], *names, *chain.names[first + len(names) :]),
         options={**chain.options, **options},
     )
@@ -269,7 +268,7 @@ def _alone(graph: BlockGraph, inputs: tuple[Any, ...], device: torch.device) -> 
     (stage,) = graph.chain.stages
     own = ChainStage(stage.name, (stage,))
     names = tuple(given.name for given in graph.chain.inputs) + ("a value",) * len(shared)
-    chain = Chain(stages=(own,), device=device, names=names, traits=(Traits.of(own),))
+    chain = Chain(stages=(own,), device=device, names=names, effects=(own.effects,))
     return graph.chain.finish(Executor(chain, _ALONE)(state, shared), shared)
 
 

@@ -28,7 +28,7 @@ from chainstay.runtime.execute.repeatable import (
     first_difference,
     is_repeated,
 )
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.states import State, changeable, copied, non_leaves, version_of
 
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
@@ -39,88 +39,33 @@ _NOTHING: Final = nullcontext()
 _HOST: Final = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """The effects of a stage's forward on the world.
-
-    Attributes:
-        draws_random: Whether it draws random numbers.
-        written: Positions of the shared values that it changes in place.
-        reads: Positions of those that it reads and does not change.
-        changes_input: Whether it changes its incoming state in place.
-        fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
-        draws_on_host: If it draws random numbers, whether some are of the CPU's generator.
-    """
-
-    draws_random: bool
-    written: tuple[int, ...]
-    reads: tuple[int, ...]
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
-    draws_on_host: bool = True
-
-    @classmethod
-    def of(cls, stage: ChainStage) -> Traits:
-        """Return the traits that `stage` reports, where a draw that may happen counts as one."""
-        effects = stage.effects
-        written = set(effects.written)
-        return cls(
-            draws_random=effects.draws_random,
-            written=effects.written,
-            reads=tuple(position for position in effects.reads if position not in written),
-            changes_input=effects.changes_input,
-            fills_what_it_saved=effects.fills_what_it_saved,
-        )
-
-    @classmethod
-    def together(cls, several: Sequence[Traits]) -> Traits:
-        """Return the traits of stages that run one behind another."""
-        if len(several) == 1:
-            return several[0]
-        written = dict.fromkeys(position for traits in several for position in traits.written)
-        reads = dict.fromkeys(position for traits in several for position in traits.reads)
-        return cls(
-            draws_random=any(traits.draws_random for traits in several),
-            written=tuple(written),
-            reads=tuple(position for position in reads if position not in written),
-            changes_input=several[0].changes_input,
-            fills_what_it_saved=any(traits.fills_what_it_saved for traits in several),
-            draws_on_host=any(traits.draws_random and traits.draws_on_host for traits in several),
-        )
-
-    @property
-    def has_effects(self) -> bool:
-        """Whether other threads may notice its run."""
-        return self.draws_random or bool(self.written)
-
-
-def alone(traits: Traits) -> AbstractContextManager[object]:
+def alone(effects: Effects) -> AbstractContextManager[object]:
     """Inside, no other thread runs a stage that draws random numbers or changes shared values.
 
     A run of such a stage and what is saved for its recomputation belong together; a thread
     between them would get the dropout of one step into the gradients of another. Nothing but
     the stage's own operators runs inside.
     """
-    return ALONE if traits.has_effects else _NOTHING
+    return ALONE if effects.are_noticed else _NOTHING
 
 
 def first_look(
     stage: ChainStage, state: State, shared: Sequence[Any], device: torch.device
-) -> tuple[Traits, Environment, State]:
+) -> tuple[Effects, Environment, State]:
     """Run `stage` once: how it touches the world, what it ran in, and the next state.
 
     Operators that may draw random numbers say so, attention for instance; only some do.
     """
-    traits = Traits.of(stage)
-    environment = Environment.capture(stage, traits, shared, device)
+    effects = stage.effects
+    environment = Environment.capture(stage, effects, shared, device)
     output = stage(incoming(stage, state), shared)
     after = random_states(device) if environment.random else ()
     pairs = zip(environment.random, after, strict=True)
     drawn = tuple(old for old, new in pairs if not torch.equal(old[1], new[1]))
     on_host = any(where is _HOST for where, _ in drawn) or not drawn
-    traits = replace(traits, draws_random=bool(drawn), draws_on_host=on_host)
+    effects = replace(effects, draws_random=bool(drawn), draws_on_host=on_host)
     environment.random = drawn
-    return traits, environment, output
+    return effects, environment, output
 
 
 def incoming(stage: ChainStage, state: State) -> State:
@@ -156,18 +101,20 @@ class Environment:
 
     @classmethod
     def capture(
-        cls, stage: ChainStage, traits: Traits, shared: Sequence[Any], device: torch.device
+        cls, stage: ChainStage, effects: Effects, shared: Sequence[Any], device: torch.device
     ) -> Environment:
         """Save what the stage is about to change, and how what it reads is now."""
-        changed = tuple(shared[position] for position in traits.written)
+        changed = tuple(shared[position] for position in effects.written)
         kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
         return cls(
             stage=stage.name,
-            random=random_states(device, on_host=traits.draws_on_host)
-            if traits.draws_random
+            random=random_states(device, on_host=effects.draws_on_host)
+            if effects.draws_random
             else (),
-            written=dict(zip(traits.written, copied(changed), strict=True)),
-            reads=tuple([(p, _place_of(shared[p]), has_gradient(shared[p])) for p in traits.reads]),
+            written=dict(zip(effects.written, copied(changed), strict=True)),
+            reads=tuple(
+                [(p, _place_of(shared[p]), has_gradient(shared[p])) for p in effects.only_read]
+            ),
             autocast=tuple([_autocast_setting(kind) for kind in kinds]),
             backends=backend_settings(),
         )

@@ -51,12 +51,12 @@ class Executor:
             plan,
             {key: option.stages for key, option in used.items()},
         )
-        self._steps = tuple(stretched(self._plan, chain.stages, chain.traits))
+        self._steps = tuple(stretched(self._plan, chain.stages, chain.effects))
 
     def with_chain(self, chain: Chain) -> Executor:
         """The same schedule for a chain that is alike, and has the options that it uses."""
         alike = copy.copy(self)
-        steps = tuple(stretched(self._plan, chain.stages, chain.traits))
+        steps = tuple(stretched(self._plan, chain.stages, chain.effects))
         vars(alike).update(chain=chain, _steps=steps)
         return alike
 

@@ -39,5 +39,11 @@ class Planned:
         """The options of stages that it uses, by stage and number."""
         return {}
 
+    @property
+    def slowdown(self) -> float:
+        """A step takes so much longer than one of plain training, as a share of that."""
+        least = self.plain_time or self.profile.least_time
+        return float(self.solution.makespan) / least - 1 if least else 0.0
+
     def close(self) -> None:
         """Let go of what the plan holds besides the model; it is not called again."""

@@ -20,7 +20,7 @@ import torch
 from torch.autograd.graph import Node
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.environment import Environment, Traits, alone
+from chainstay.runtime.execute.environment import Environment, alone
 from chainstay.runtime.execute.handles import (
     Capture,
     CapturedEverythingError,
@@ -37,7 +37,7 @@ from chainstay.runtime.execute.liveness import ExecutionPlan, Step
 from chainstay.runtime.options.option import run_option
 from chainstay.runtime.options.replay import OptionRun
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage, Part, fused
+from chainstay.runtime.stage.chain_stage import ChainStage, Effects, Part, fused
 from chainstay.runtime.stage.states import (
     State,
     changeable,
@@ -57,24 +57,24 @@ class Stretch:
     """Stages that run once, one behind another, and with which nothing else is to be done.
 
     Attributes:
-        traits: The traits of one of them; with regard to others, all are like it.
+        effects: The effects of one of them; with regard to others, all are like it.
         parts: All of theirs.
         steps: Their steps, for a run in which they read what may go to the host.
     """
 
-    traits: Traits
+    effects: Effects
     parts: tuple[Part, ...]
     steps: tuple[Step, ...]
 
 
 def stretched(
-    plan: ExecutionPlan, stages: Sequence[ChainStage], traits: Sequence[Traits]
+    plan: ExecutionPlan, stages: Sequence[ChainStage], effects: Sequence[Effects]
 ) -> Iterator[Step | Stretch]:
     """The forward of `plan`: what is kept costs next to nothing."""
 
     def kind(step: Step) -> bool | None:
         is_kept = step.stage in plan.kept and step.makes is None
-        return traits[step.stage].has_effects if is_kept else None
+        return effects[step.stage].are_noticed if is_kept else None
 
     for found, steps in groupby(plan.forward, kind):
         if found is None:
@@ -82,7 +82,7 @@ def stretched(
         else:
             kept = tuple(steps)
             parts = (part for step in kept for part in stages[step.stage].parts)
-            yield Stretch(traits[kept[0].stage], tuple(parts), kept)
+            yield Stretch(effects[kept[0].stage], tuple(parts), kept)
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class Run:
             for step in stretch.steps:
                 state = self.first_run(step, state)
             return state
-        with alone(stretch.traits):
+        with alone(stretch.effects):
             for part in stretch.parts:
                 state = part(state, self.shared)
         return state
@@ -154,13 +154,13 @@ class Run:
         """The next state, part of the model's own graph."""
         stage = self.chain.stages[step.stage]
         self._transfer(step.actions)
-        traits = self._traits_of(step)
+        effects = self._effects_of(step)
         if step.wanted:
             self._store_inputs(step, state)
-        with alone(traits):
+        with alone(effects):
             if not step.is_last:
                 self.environments[step.stage] = Environment.capture(
-                    stage, traits, self.shared, self.chain.device
+                    stage, effects, self.shared, self.chain.device
                 )
             run = self._option_run(step, self.shared)
             if run is not None:
@@ -192,9 +192,9 @@ class Run:
         """Run all stages of a step as one: nothing holds on to what one hands to the next."""
         return fused([self.chain.stages[stage] for stage in step.stages])(state, shared)
 
-    def _traits_of(self, step: Step) -> Traits:
-        """Return the traits of all stages of a step."""
-        return Traits.together([self.chain.traits[stage] for stage in step.stages])
+    def _effects_of(self, step: Step) -> Effects:
+        """Return the effects of all stages of a step."""
+        return Effects.together([self.chain.effects[stage] for stage in step.stages])
 
     def run_again(self, step: Step) -> None:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
@@ -202,17 +202,17 @@ class Run:
         inputs = self.plan.shape.inputs(step.stage)
         held = [self.checkpoints[number] for number in inputs]  # to tell them from what it makes
         state, environments = self._take_start(step)
-        traits = self._traits_of(step)
+        effects = self._effects_of(step)
         capture = Capture(
             stage=step.stage,
             handles=Handles.of([self.handles[s] for s in step.stages if step.captures]),
             released=Source.of(state) if step.releases_input else None,
-            stops_when_done=not (step.output_wanted or traits.fills_what_it_saved or step.option),
+            stops_when_done=not (step.output_wanted or effects.fills_what_it_saved or step.option),
             policy=self._offload_hook(step, state) if step.captures else None,
         )
         if capture.is_done and not step.output_wanted:
             return
-        if traits.changes_input and step.wanted:
+        if effects.changes_input and step.wanted:
             state = copied(state)
         shared = self.shared
         for environment in reversed(environments):
@@ -220,11 +220,11 @@ class Run:
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
         with (
             torch.enable_grad(),
-            alone(traits),
+            alone(effects),
             Environment.first_of(environments).entered(),
             trained_as_before([own.reads for own in environments], self.shared),
         ):
-            given = changeable(state, state) if traits.changes_input else non_leaves(state)
+            given = changeable(state, state) if effects.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():
                     run = self._option_run(step, shared)
@@ -254,7 +254,7 @@ class Run:
         for number, piece in zip(inputs, pieces, strict=True):
             if number in step.wanted:
                 kept = detached(piece)
-                changes = self.chain.traits[step.stage].changes_input
+                changes = self.chain.effects[step.stage].changes_input
                 self._store(number, copied(kept) if changes else kept)
 
     def _store(self, number: int, state: State) -> None:
@@ -312,8 +312,8 @@ class Run:
         if self.transfers is None:
             return None
         prepare = partial(self.prepare_backward, step.stage)
-        traits = self.chain.traits[step.stage]
-        shared = [self.shared[position] for position in (*traits.reads, *traits.written)]
+        effects = self.chain.effects[step.stage]
+        shared = [self.shared[position] for position in (*effects.only_read, *effects.written)]
         given = (*state, *(value for value in shared if isinstance(value, torch.Tensor)))
         return self.transfers.hook(step, given, prepare)
 

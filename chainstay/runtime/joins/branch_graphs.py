@@ -18,7 +18,7 @@ from chainstay.runtime.capture.cuts.crossings import (
 from chainstay.runtime.capture.cuts.cut import CutGraph
 from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
 from chainstay.runtime.capture.cuts.programs import GraphStage
-from chainstay.runtime.capture.operators import Observations, ObservedGraph
+from chainstay.runtime.capture.operators import ObservedGraph
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.part_order import sort_by_part, uses_of_leaves
 
@@ -94,14 +94,14 @@ class _JoinPart:
 
     def _held(self, nodes: Sequence[fx.Node]) -> frozenset[object]:
         """Return the tensors with gradients, and storages that are nobody else's."""
-        seen = self.crossings.seen
-        storages = {storage for node in nodes for storage in seen[node].storages}
+        observed = self.crossings.observed
+        storages = {storage for node in nodes for storage in observed[node].storages}
         return frozenset(
-            [*(n for n in nodes if seen[n].requires_grad), *(storages - seen.external)]
+            [*(n for n in nodes if observed[n].requires_grad), *(storages - observed.external)]
         )
 
     def _size(self, held: frozenset[object]) -> int:
-        return self.crossings.seen.size_of(value for value in held if isinstance(value, int))
+        return self.crossings.observed.size_of(value for value in held if isinstance(value, int))
 
 
 def _pieces(observed: ObservedGraph, crossings: Crossings, towers: Towers) -> list[_JoinPart]:
@@ -116,7 +116,7 @@ def _pieces(observed: ObservedGraph, crossings: Crossings, towers: Towers) -> li
     for part in range(tail + 1):
         members = [node for node in crossings.operators if part_of[node] == part]
         if part == tail:
-            _refuse_strange(observed.seen, crossings.at(start))
+            _refuse_strange(observed, crossings.at(start))
         if members:
             end = start + len(members)
             given = crossings.at(start)
@@ -133,14 +133,14 @@ def _pieces(observed: ObservedGraph, crossings: Crossings, towers: Towers) -> li
     return pieces
 
 
-def _refuse_strange(seen: Observations, met: Sequence[fx.Node]) -> None:
+def _refuse_strange(observed: ObservedGraph, met: Sequence[fx.Node]) -> None:
     for node in met:
         if node.op == "placeholder":
             raise NotAJoinError(
                 f"the tail needs the gradient of the model's input {node.name}, and a tail reads "
                 "nothing but what the branches give; let a branch hand it on"
             )
-        if seen[node].tensor is None:
+        if observed[node].tensor is None:
             raise NotAJoinError(f"the branches meet inside {title_of(node)}, which is no tensor")
 
 
@@ -154,7 +154,7 @@ def _assemble(
     """Make a join of `towers` pieces and a tail; `cuts` are places among each one's operators."""
     inner = [p.start + 1 + place for p, own in zip(pieces, cuts, strict=True) for place in own]
     places = tuple(sorted([*inner, *(piece.start for piece in pieces[1:])]))
-    cut = CutGraph(observed, crossings, places)
+    cut = CutGraph(crossings, places)
     ranges = [
         cut.ranges(piece.crossings.operators, piece.places(own))
         for piece, own in zip(pieces, cuts, strict=True)

@@ -24,7 +24,7 @@ from chainstay.runtime.measures.costs import (
     timed,
     trace_chain,
 )
-from chainstay.runtime.measures.measured import traits_of
+from chainstay.runtime.measures.measured import effects_of
 from chainstay.runtime.measures.option_costs import (
     observe_options,
     options_on_file,
@@ -66,7 +66,7 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
         options = options_on_file(account, parts) if wants_options else {}
         if options is not None:
             account = account if wants_options else account.without_options()
-            return _measured(staged(join, parts, traits_of(parts), names), account, options)
+            return _measured(staged(join, parts, effects_of(parts), names), account, options)
     observed = [timed(observe_chain(part), part, repeats) for part in parts]
     branches, stages = len(join.branches), list(chain.from_iterable(observed))
     options, found = {}, []
@@ -85,8 +85,8 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
         account, options = with_options(account, found, accountant.kept)
     if path is not None:
         write_account(path, account)
-    traits = tuple(observation.traits for observation in stages if not observation.stage.is_loss)
-    return _measured(staged(join, parts, traits, names), account, options)
+    effects = tuple(observation.effects for observation in stages if not observation.stage.is_loss)
+    return _measured(staged(join, parts, effects, names), account, options)
 
 
 def _measured(stages: StagedJoin, account: JoinAccount, options: OptionTable) -> MeasuredJoin:

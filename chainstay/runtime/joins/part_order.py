@@ -15,7 +15,7 @@ from torch import fx
 
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.capture.cuts.branches import Towers, title_of
-from chainstay.runtime.capture.operators import Observations, ObservedGraph
+from chainstay.runtime.capture.operators import ObservedGraph
 
 _T = TypeVar("_T")
 
@@ -29,7 +29,7 @@ def sort_by_part(observed: ObservedGraph, towers: Towers) -> None:
     """
     before = observed.captured.operators
     after = sorted(before, key=towers.part_of.__getitem__)
-    _refuse_common_changes(before, observed.seen, towers)
+    _refuse_common_changes(before, observed, towers)
     if before != after:
         _require_same_numbers(observed, before, after)
         end = observed.captured.graph.output_node()
@@ -45,9 +45,8 @@ def same_sum(plain: Sequence[_T], other: Sequence[_T]) -> bool:
 def _require_same_numbers(
     observed: ObservedGraph, before: Sequence[fx.Node], after: Sequence[fx.Node]
 ) -> None:
-    seen = observed.seen
     drawing, drawing_then = (
-        [n for n in order if seen[n].draws_random] for order in (before, after)
+        [n for n in order if observed[n].draws_random] for order in (before, after)
     )
     if drawing != drawing_then:
         one, other = next(p for p in zip(drawing, drawing_then, strict=True) if p[0] is not p[1])
@@ -55,10 +54,10 @@ def _require_same_numbers(
             f"the branches draw random numbers in turns ({title_of(one)} before "
             f"{title_of(other)}); compute one branch after the other"
         )
-    changed = {storage for node in before for storage in seen[node].written & seen.external}
+    changed = {storage for node in before for storage in observed[node].written & observed.external}
     for storage in changed:
         users, users_then = (
-            [n for n in order if storage in seen.touched(n)] for order in (before, after)
+            [n for n in order if storage in observed.touched(n)] for order in (before, after)
         )
         if users != users_then:
             raise NotAJoinError(
@@ -66,7 +65,7 @@ def _require_same_numbers(
                 "one branch after the other"
             )
     place, place_then = ({n: i for i, n in enumerate(order)} for order in (before, after))
-    values = {node.name: _uses([node], seen) for node in before if seen[node].requires_grad}
+    values = {node.name: _uses([node], observed) for node in before if observed[node].requires_grad}
     for name, uses in (*values.items(), *uses_of_leaves(observed)):
         plain = sorted(uses, key=place.__getitem__, reverse=True)
         if not same_sum(plain, sorted(uses, key=place_then.__getitem__, reverse=True)):
@@ -78,25 +77,25 @@ def _require_same_numbers(
 
 def uses_of_leaves(observed: ObservedGraph) -> list[tuple[str, list[fx.Node]]]:
     """Return parameters and inputs with gradients, and the operators that use them, in order."""
-    captured, seen = observed.captured, observed.seen
+    captured = observed.captured
     nodes: dict[int, list[fx.Node]] = {}
     names: dict[int, str] = {}
     for node, given in zip(captured.placeholders, captured.inputs, strict=True):
-        if seen[node].requires_grad:
-            storage = seen[node].storages[0]
+        if observed[node].requires_grad:
+            storage = observed[node].storages[0]
             nodes.setdefault(storage, []).append(node)
             names.setdefault(storage, given.name)
-    return [(names[storage], _uses(aliases, seen)) for storage, aliases in nodes.items()]
+    return [(names[storage], _uses(aliases, observed)) for storage, aliases in nodes.items()]
 
 
-def _uses(nodes: Sequence[fx.Node], seen: Observations) -> list[fx.Node]:
+def _uses(nodes: Sequence[fx.Node], observed: ObservedGraph) -> list[fx.Node]:
     """Operators with gradients that take any of `nodes`."""
     users = dict.fromkeys(user for node in nodes for user in node.users)
-    return [user for user in users if user.op != "output" and seen[user].requires_grad]
+    return [user for user in users if user.op != "output" and observed[user].requires_grad]
 
 
 def _refuse_common_changes(
-    operators: Sequence[fx.Node], seen: Observations, towers: Towers
+    operators: Sequence[fx.Node], observed: ObservedGraph, towers: Towers
 ) -> None:
     """A tensor that one part changes in place must be no other part's.
 
@@ -105,14 +104,14 @@ def _refuse_common_changes(
     """
     touching: dict[int, list[fx.Node]] = {}
     for node in operators:
-        for storage in seen.touched(node):
+        for storage in observed.touched(node):
             touching.setdefault(storage, []).append(node)
     for storage, nodes in touching.items():
-        writers = [node for node in nodes if storage in seen[node].written]
+        writers = [node for node in nodes if storage in observed[node].written]
         parts = {towers.part_of[node] for node in nodes}
         if not writers or len(parts) == 1:
             continue
-        if storage in seen.external:
+        if storage in observed.external:
             is_harmless = len(writers) == len(nodes)
         else:  # made in the first of these parts, and read in others
             is_harmless = {towers.part_of[node] for node in writers} == {min(parts)}

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from chainstay.runtime.capture.cuts.programs import GraphStage
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.runtime.stage.loss_stage import on_stand_ins
 from chainstay.runtime.stage.states import State, detached
@@ -86,12 +85,12 @@ def _alone(stages: Iterable[GraphStage]) -> list[ChainStage]:
 
 
 def staged(
-    join: GraphJoin, parts: Sequence[Subject], traits: tuple[Traits, ...], names: tuple[str, ...]
+    join: GraphJoin, parts: Sequence[Subject], effects: tuple[Effects, ...], names: tuple[str, ...]
 ) -> StagedJoin:
-    """Return the join made of the parts that `parts_of` found, with the traits of its stages."""
+    """Return the join made of the parts that `parts_of` found, with the effects of its stages."""
     stages = tuple(stage for part in parts for stage in part.model_stages)
     return StagedJoin(
         join=join,
-        chain=Chain(stages=stages, device=parts[0].device, names=names, traits=traits),
+        chain=Chain(stages=stages, device=parts[0].device, names=names, effects=effects),
         lengths=tuple(len(part.stages) for part in parts[: len(join.lengths)]),
     )

@@ -28,14 +28,14 @@ from typing import Any, Final
 import torch
 
 from chainstay.runtime.devices.device import Device, device_at
-from chainstay.runtime.execute.environment import Traits, incoming
+from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.measures.boundary import noting, swallow
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 from chainstay.schedule import Schedule
@@ -54,12 +54,12 @@ class TimedStage:
 
     Attributes:
         stage: What to run.
-        traits: How its forward touches the world.
+        effects: How its forward touches the world.
         leaves: Everything outside that receives a gradient.
     """
 
     stage: ChainStage
-    traits: Traits
+    effects: Effects
     leaves: tuple[torch.Tensor, ...]
 
 
@@ -236,7 +236,7 @@ class _Chain:
                 stages=(timed.stage,),
                 device=self.device,
                 names=("an input of the model",) * len(self.shared),
-                traits=(timed.traits,),
+                effects=(timed.effects,),
             )
             runs.append(_DroppedRun(chain, _DROPPED, self.shared, pending=0, clock=self.clock))
             return runs[-1].forward

@@ -142,7 +142,7 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
     for index, stage in enumerate(subject.stages):
         subject.progress("running every stage")
         with blaming(stage, index, source):
-            traits, environment, output = first_look(stage, source, shared, device)
+            effects, environment, output = first_look(stage, source, shared, device)
         environment_bytes = environment.size_on(device)
         # An accelerator's random states are in host memory.
         states = (state for _, state in environment.random if state.device == device)
@@ -161,7 +161,7 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
         observed.append(
             ObservedStage(
                 stage=stage,
-                traits=traits,
+                effects=effects,
                 leaves=leaves,
                 time=StageTime(0, 0),
                 given=lineage.states[index],

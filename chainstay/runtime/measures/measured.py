@@ -15,7 +15,7 @@ from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.runtime.capture.trials.world import random_numbers_kept
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
-from chainstay.runtime.execute.environment import Traits, first_look
+from chainstay.runtime.execute.environment import first_look
 from chainstay.runtime.execute.items import movable_chain, movable_profile
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.cost_files import AccountFile, path_in, signature_of
@@ -35,6 +35,7 @@ from chainstay.runtime.measures.option_costs import (
     with_options,
 )
 from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import detached
 from chainstay.schedule import Schedule
@@ -129,14 +130,14 @@ def measure_subject(
         file = AccountFile(path_in(cache, signature_of(subject, autocast)), titles)
     account = None if file is None else file.read()
     if account is not None:
-        known = Measurement(chain=chain(traits=traits_of([subject])), account=account)
+        known = Measurement(chain=chain(effects=effects_of([subject])), account=account)
         found = found_on_file(known, [subject], wants_options)
         if found is not None:
             return found
     observed = observe_chain(subject)
     memories = trace_chain(observed, subject, is_whole=True)
     without_times = Measurement(
-        chain=chain(traits=tuple(seen.traits for seen in observed if not seen.stage.is_loss)),
+        chain=chain(effects=tuple(seen.effects for seen in observed if not seen.stage.is_loss)),
         account=account_for(observed, memories, subject, autocast),
     )
     observed = timed(observed, subject, repeats(without_times))
@@ -168,15 +169,15 @@ def with_options_of(measured: _M, found: Sequence[ObservedOption], kept: Kept) -
     return replace(measured, account=account, chain=replace(measured.chain, options=options))
 
 
-def traits_of(subjects: Iterable[Subject]) -> tuple[Traits, ...]:
-    """Return the traits of every stage but the loss, seen in one run of each."""
+def effects_of(subjects: Iterable[Subject]) -> tuple[Effects, ...]:
+    """Return the effects of every stage but the loss, seen in one run of each."""
     found = []
     for subject in subjects:
         source = subject.source
         for index, stage in enumerate(subject.model_stages):
             with blaming(stage, index, source):
-                traits, _, output = first_look(stage, source, subject.shared, subject.device)
-            found.append(traits)
+                effects, _, output = first_look(stage, source, subject.shared, subject.device)
+            found.append(effects)
             source = detached(output)
     return tuple(found)
 

@@ -341,9 +341,9 @@ def _ends(first: int, subject: Subject, observed: Sequence[ObservedStage]) -> li
 
 def _is_apart(observed: Sequence[ObservedStage]) -> bool:
     """Whether no stage reads what another one of these changes, so that they run again as one."""
-    written = [set(observation.traits.written) for observation in observed]
+    written = [set(observation.effects.written) for observation in observed]
     return not any(
-        set(observation.stage.effects.reads) & written[other]
+        set(observation.effects.reads) & written[other]
         for index, observation in enumerate(observed)
         for other in range(len(observed))
         if other != index

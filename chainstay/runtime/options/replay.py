@@ -24,7 +24,6 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.environment import (
     Environment,
     RandomStates,
-    Traits,
     alone,
     random_states,
     restore_random_states,
@@ -38,10 +37,11 @@ from chainstay.runtime.execute.handles import (
 )
 from chainstay.runtime.execute.leaf_flags import trained_as_before
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
+from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
 from chainstay.runtime.stage.tied_gradients import add_in_place
 
-_DRAWS: Final = Traits(draws_random=True, written=(), reads=())
+_DRAWS: Final = Effects(draws_random=True)
 
 
 class ReplayHandle:
@@ -94,8 +94,8 @@ class OptionRun:
 
     def __post_init__(self) -> None:
         graph = self.code.graph
-        traits = Traits(draws_random=False, written=(), reads=self.code.shared_reads)
-        self.environment = Environment.capture(graph.stage, traits, self.shared, graph.device)
+        effects = Effects(reads=self.code.shared_reads)
+        self.environment = Environment.capture(graph.stage, effects, self.shared, graph.device)
         self.stashes = [None] * self.code.stashes
         self._groups = [_Group(replay) for replay in self.code.replays]
 

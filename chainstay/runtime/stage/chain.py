@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.options.table import OptionTable
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +18,12 @@ class Chain:
         stages: The stages that a schedule speaks about, the loss excluded.
         device: The device on which they were measured.
         names: The names in messages of the values that all stages may read, in order.
-        traits: How each stage's forward touches the world, one per stage.
+        effects: How each stage's forward touches the world, one per stage.
         options: Options of its stages, by stage and number.
     """
 
     stages: tuple[ChainStage, ...]
     device: torch.device
     names: tuple[str, ...]
-    traits: tuple[Traits, ...]
+    effects: tuple[Effects, ...]
     options: OptionTable = field(default_factory=dict)

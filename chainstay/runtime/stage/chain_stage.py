@@ -20,6 +20,7 @@ class Effects:
         changes_input: Whether it changes its incoming state in place.
         fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
         tied: Positions of what it reads that a stage before it reads, too.
+        draws_on_host: If it draws random numbers, whether some are of the CPU's generator.
     """
 
     reads: tuple[int, ...] = ()
@@ -28,6 +29,35 @@ class Effects:
     changes_input: bool = False
     fills_what_it_saved: bool = False
     tied: tuple[int, ...] = ()
+    draws_on_host: bool = True
+
+    @classmethod
+    def together(cls, several: Sequence[Effects]) -> Effects:
+        """Return the effects of several computations that run one behind another.
+
+        Of their incoming states, only the first is that of all.
+        """
+        if len(several) == 1:
+            return several[0]
+        return cls(
+            reads=tuple(dict.fromkeys(position for own in several for position in own.reads)),
+            written=tuple(dict.fromkeys(position for own in several for position in own.written)),
+            draws_random=any(own.draws_random for own in several),
+            changes_input=several[0].changes_input,
+            fills_what_it_saved=any(own.fills_what_it_saved for own in several),
+            tied=tuple(dict.fromkeys(position for own in several for position in own.tied)),
+            draws_on_host=any(own.draws_random and own.draws_on_host for own in several),
+        )
+
+    @property
+    def only_read(self) -> tuple[int, ...]:
+        """Positions of the shared values that it reads and does not change."""
+        return tuple([position for position in self.reads if position not in self.written])
+
+    @property
+    def are_noticed(self) -> bool:
+        """Whether other threads may notice them."""
+        return self.draws_random or bool(self.written)
 
 
 NO_EFFECTS: Final = Effects()
@@ -73,16 +103,8 @@ class ChainStage:
 
     @property
     def effects(self) -> Effects:
-        """The effects of all parts; of their incoming states, only the first is the stage's."""
-        effects = [part.effects for part in self.parts]
-        return Effects(
-            reads=tuple(dict.fromkeys(position for own in effects for position in own.reads)),
-            written=tuple(dict.fromkeys(position for own in effects for position in own.written)),
-            draws_random=any(own.draws_random for own in effects),
-            changes_input=effects[0].changes_input,
-            fills_what_it_saved=any(own.fills_what_it_saved for own in effects),
-            tied=tuple(dict.fromkeys(position for own in effects for position in own.tied)),
-        )
+        """The effects of all parts."""
+        return Effects.together([part.effects for part in self.parts])
 
     @property
     def is_sharded(self) -> bool:

@@ -11,15 +11,11 @@ import torch
 
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.cuts.chain import GraphChain
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
-from chainstay.runtime.measures.measured import (
-    measuring,
-    traits_of,
-)
+from chainstay.runtime.measures.measured import effects_of, measuring
 from chainstay.runtime.measures.option_costs import options_again
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.options.table import OptionTable
@@ -137,7 +133,7 @@ def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
         stages=subject.model_stages,
         device=subject.device,
         names=names_of(graph),
-        traits=traits_of([subject]),
+        effects=effects_of([subject]),
     )
     return StagedGraph(graph=graph, chain=chain)
 
@@ -158,14 +154,14 @@ def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> Stage
     what it says it may: dropout with a probability of 0 draws nothing, with another it does.
     """
     stages = grouped_alike(graph, former.stages)
-    traits = []
-    for stage, before, known in zip(stages, former.stages, former.traits, strict=True):
-        own = Traits.of(stage)  # positions of shared values may be others
+    effects = []
+    for stage, before, known in zip(stages, former.stages, former.effects, strict=True):
+        own = stage.effects  # positions of shared values may be others
         is_same = _texts(stage) == _texts(before)
         # A call's number may decide whether it draws.
         is_same = is_same and stage.effects.draws_random == before.effects.draws_random
         seen = replace(own, draws_random=known.draws_random, draws_on_host=known.draws_on_host)
-        traits.append(seen if is_same else own)
+        effects.append(seen if is_same else own)
 
     def subjects() -> Iterator[Subject]:
         own = subject_of(graph, inputs, None, former.device, merges=False)
@@ -179,7 +175,7 @@ def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> Stage
         stages=stages,
         device=former.device,
         names=names_of(graph),
-        traits=tuple(traits),
+        effects=tuple(effects),
         options=options,
     )
     return StagedGraph(graph=graph, chain=chain)

@@ -185,9 +185,17 @@ def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[Blo
     for call in calls:
         if call.name not in refused:
             groups.setdefault(container_of(call.name), []).append(call)
-    alike = {path: group for path, group in groups.items() if _is_of_one_class(group)}
     mainly = {path: _of_main_class(group) for path, group in groups.items()}
-    chained = {path: group for path, group in mainly.items() if _has_chain(group)}
+    chained = {
+        path: group
+        for path, group in mainly.items()
+        if any(follows([one], other) for one, other in pairwise(group))
+    }
+    alike = {
+        path: group
+        for path, group in groups.items()
+        if len(group) >= 2 and len({type(call.block) for call in group}) == 1
+    }
     for candidates in (chained, alike):
         chosen = [path for path in candidates if _is_chosen(path, candidates)]
         if chosen:
@@ -197,18 +205,10 @@ def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[Blo
     return max(mixed.values(), key=_parameters, default=[])
 
 
-def _is_of_one_class(group: Sequence[BlockCall]) -> bool:
-    return len(group) >= 2 and len({type(call.block) for call in group}) == 1
-
-
 def _of_main_class(group: Sequence[BlockCall]) -> Sequence[BlockCall]:
     """Return the calls of the class that most of a list's calls are of; none if there is none."""
     (kind, count), *_ = Counter(type(call.block) for call in group).most_common(1)
     return [call for call in group if type(call.block) is kind] if 2 * count > len(group) else []
-
-
-def _has_chain(group: Sequence[BlockCall]) -> bool:
-    return any(follows([one], other) for one, other in pairwise(group))
 
 
 def _parameters(group: Sequence[BlockCall]) -> int:

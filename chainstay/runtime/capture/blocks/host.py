@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.trials.call import Call
@@ -41,7 +42,7 @@ class Host:
 
     def __post_init__(self) -> None:
         self.random = random_states(self.device)
-        for leaf in self.call.leaves:
+        for leaf in tree_leaves((self.call.args, self.call.kwargs)):
             if isinstance(leaf, Iterator):
                 raise UnsupportedModelError(
                     f"an argument of {self.call.name} is a {type(leaf).__name__}, "

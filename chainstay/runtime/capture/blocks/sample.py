@@ -176,9 +176,7 @@ class _SampledCall:
     graph: BlockGraph
     state: State
     result: State
-    passed: dict[int, int]  # positions in the state of what comes out as it went in
-    given: State  # its state itself, and how often that had been changed in place
-    versions: tuple[int, ...]
+    given: State  # its state itself
     shared: tuple[Any, ...]
     aside: tuple[torch.Tensor, ...]
     random: RandomStates
@@ -186,7 +184,8 @@ class _SampledCall:
     @property
     def is_input_changed(self) -> bool:
         """Whether somebody has changed its state since."""
-        return tuple(map(version_of, self.given)) != self.versions
+        then = [tensor.version for tensor in self.call.inputs]
+        return list(map(version_of, self.given)) != then
 
 
 @dataclass(slots=True)
@@ -228,11 +227,9 @@ class _Sampler:
             )
         taken = tuple(map(self.numbers.seen, state))
         given = detached(state)
-        versions = tuple(map(version_of, state))
         on_the_host = _on_the_host(state)
         (stage,) = chain.stages
         result = stage(state, shared)
-        known = {id(tensor): position for position, tensor in enumerate(state)}
         made = tuple(map(self.numbers.seen, result))
         name = self.names[block]
         read = self.written.intersection(block.parameters()) if self.written else ()
@@ -243,11 +240,7 @@ class _Sampler:
                 graph=graph,
                 state=on_the_host,
                 result=_on_the_host(result),
-                passed={
-                    n: known[id(tensor)] for n, tensor in enumerate(result) if id(tensor) in known
-                },
                 given=given,
-                versions=versions,
                 shared=graph.retained(shared),
                 aside=chain.counted(shared),
                 random=random_states(self.graphs.device),
@@ -307,8 +300,12 @@ class _Sampler:
             states=tuple(tuple(values[tensor] for tensor in before) for before, _ in states),
             results=tuple(tuple(values[tensor] for tensor in after) for _, after in states),
             passed=tuple(
-                {} if stage.is_input_changed else {n: stage.taken[at] for n, at in passed.items()}
-                for stage, passed in zip(stages, (piece.passed for piece in pieces), strict=True)
+                {
+                    n: before.index(made)
+                    for n, made in enumerate(piece.call.outputs)
+                    if made in piece.call.taken and not stage.is_input_changed
+                }
+                for piece, stage, (before, _) in zip(pieces, stages, states, strict=True)
             ),
             shared=tuple(value for piece in pieces for value in piece.shared),
             counted=tuple({id(t): t for piece in pieces for t in piece.aside}.values()),

@@ -17,7 +17,7 @@ from torch import fx
 
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.capture.cuts.stage_names import module_paths
-from chainstay.runtime.capture.operators import Observations, ObservedGraph
+from chainstay.runtime.capture.operators import ObservedGraph
 
 _LARGE: Final = 20
 """A tower saves at least one part in so many of what the whole model saves."""
@@ -50,18 +50,18 @@ def find_towers(observed: ObservedGraph, movable: frozenset[fx.Node]) -> Towers:
     Raises:
         NotAJoinError: There are no two of them, or one reads what is computed in another.
     """
-    operators, seen = observed.captured.operators, observed.seen
+    operators = observed.captured.operators
     _read_buffers_directly(observed)
-    groups = _Groups(seen)
+    groups = _Groups(observed)
     for node in operators:
-        if seen[node].requires_grad:
+        if observed[node].requires_grad:
             groups.take(node)
         groups.note_writes(node)
     towers = groups.large()
     if len(towers) < 2:
         raise groups.refusal()
     part_of = {node: part for part, tower in enumerate(towers) for node in groups.members[tower]}
-    with_gradient = (node for node in operators if seen[node].requires_grad)
+    with_gradient = (node for node in operators if observed[node].requires_grad)
     part_of |= {node: len(towers) for node in with_gradient if node not in part_of}
     _place_others(observed, part_of, movable)
     found = Towers(len(towers), part_of)
@@ -73,7 +73,7 @@ def find_towers(observed: ObservedGraph, movable: frozenset[fx.Node]) -> Towers:
 class _Groups:
     """Operators with gradients that depend on each other."""
 
-    seen: Observations
+    observed: ObservedGraph
     group_of: dict[fx.Node, int | None] = field(default_factory=dict)  # `None` for the tail
     members: dict[int, list[fx.Node]] = field(default_factory=dict)
     saved: dict[int, set[int]] = field(default_factory=dict)  # storages, by group
@@ -84,8 +84,8 @@ class _Groups:
     everything: int = field(init=False)  # bytes that the whole model saves
 
     def __post_init__(self) -> None:
-        saved = (storage for node in self.seen.nodes.values() for storage in node.saved)
-        self.everything = self.seen.size_of(saved)
+        saved = (storage for node in self.observed.nodes.values() for storage in node.saved)
+        self.everything = self.observed.size_of(saved)
 
     def take(self, node: fx.Node) -> None:
         """Put the next operator where it belongs."""
@@ -100,16 +100,17 @@ class _Groups:
         home = self._united(groups) if groups else len(self.group_of)
         self.group_of[node] = home
         self.members.setdefault(home, []).append(node)
-        self._save(home, self.seen[node].saved)
+        self._save(home, self.observed[node].saved)
 
     def note_writes(self, node: fx.Node) -> None:
         """Note that later readers of what `node` changes in place depend on it."""
         if node in self.group_of:
-            self.writers.update(dict.fromkeys(self.seen[node].written - self.seen.external, node))
+            own = self.observed[node].written - self.observed.external
+            self.writers.update(dict.fromkeys(own, node))
 
     def large(self) -> list[int]:
         """Return the groups large enough to be towers, in the order in which they begin."""
-        order = {node: index for index, node in enumerate(self.seen.nodes)}
+        order = {node: index for index, node in enumerate(self.observed.nodes)}
         large = [group for group in self.members if self._is_large(group)]
         return sorted(large, key=lambda group: order[self.members[group][0]])
 
@@ -131,9 +132,9 @@ class _Groups:
         for argument in node.all_input_nodes:
             if argument in self.group_of:
                 yield argument
-            for storage in self.seen[argument].storages if argument in self.seen.nodes else ():
-                if storage in self.writers:
-                    yield self.writers[storage]
+            if argument in self.observed.nodes:
+                storages = self.observed[argument].storages
+                yield from (self.writers[s] for s in storages if s in self.writers)
 
     def _united(self, groups: list[int]) -> int:
         home, *others = groups
@@ -146,7 +147,7 @@ class _Groups:
 
     def _save(self, group: int, storages: Collection[int]) -> None:
         saved = self.saved.setdefault(group, set())
-        new = self.seen.size_of(storage for storage in storages if storage not in saved)
+        new = self.observed.size_of(storage for storage in storages if storage not in saved)
         self.sizes[group] = self.sizes.get(group, 0) + new
         saved.update(storages)
 
@@ -159,10 +160,13 @@ def _read_buffers_directly(observed: ObservedGraph) -> None:
 
     Otherwise a tower would seem to read from another one whose normalization it shares.
     """
-    seen, placeholders = observed.seen, observed.captured.placeholders
-    inputs = {id(seen[n].tensor): n for n in placeholders if seen[n].tensor is not None}
+    inputs = {
+        id(observed[node].tensor): node
+        for node in observed.captured.placeholders
+        if observed[node].tensor is not None
+    }
     for node in observed.captured.operators:
-        origin = inputs.get(id(seen[node].tensor))
+        origin = inputs.get(id(observed[node].tensor))
         if origin is not None:
             node.replace_all_uses_with(origin)
 
@@ -174,7 +178,7 @@ def _place_others(
 
     Those that change buffers stay beside the operator with gradients behind them.
     """
-    operators, seen = observed.captured.operators, observed.seen
+    operators = observed.captured.operators
     following = max(part_of.values())
     for node in reversed(operators):
         if node in part_of:
@@ -182,7 +186,7 @@ def _place_others(
             continue
         users = {part_of[user] for user in node.users if user in part_of}
         givers = {part_of[argument] for argument in node.all_input_nodes if argument in part_of}
-        if seen[node].written & seen.external:
+        if observed[node].written & observed.external:
             part_of[node] = min(givers, default=following)
         elif node in movable or len(users) == 1:
             part_of[node] = min(users, default=following)
@@ -190,7 +194,7 @@ def _place_others(
             part_of[node] = min(givers or users, default=following)
     for node in operators:
         giver = node.all_input_nodes[0] if node.target is operator.getitem else None
-        if giver in part_of and seen[giver].tensor is None:  # one of several outputs
+        if giver in part_of and observed[giver].tensor is None:  # one of several outputs
             part_of[node] = part_of[giver]
 
 

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A tensor that crosses one cut or several; cut i lies in front of stage i.
+    """A tensor that crosses one cut, or several behind one another.
 
-    The same tensor object is in the state at every cut from `first_cut` to `last_cut`, so
-    keeping several of these states costs its memory once.
+    The same tensor object is in all of these states, so keeping them costs its memory once.
 
     Attributes:
         name: The name of the operator or input that makes it.
@@ -36,8 +35,6 @@ class Value:
         storage_bytes: The bytes of that storage.
         requires_grad: Whether it has a gradient.
         is_external: The model or the caller holds its storage anyway.
-        first_cut: The first cut that it crosses; 0 for inputs of the model.
-        last_cut: The last cut that it crosses; the number of stages for outputs of the model.
     """
 
     name: str
@@ -48,8 +45,6 @@ class Value:
     storage_bytes: int
     requires_grad: bool
     is_external: bool
-    first_cut: int
-    last_cut: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +53,11 @@ class SharedValue:
 
     Attributes:
         name: The name of the operator or input that makes it.
-        storage_bytes: The bytes of the storage it lies in.
         elements: Numbers in it, if it is an input; of values made from inputs 0.
         is_external: The model or the caller holds its storage anyway.
     """
 
     name: str
-    storage_bytes: int
     elements: int
     is_external: bool
 

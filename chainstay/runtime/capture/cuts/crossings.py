@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from chainstay.runtime.capture.operators import Observations, ObservedGraph
+from chainstay.runtime.capture.operators import ObservedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Crossings:
         first: Per value, the first place it crosses; -1 for inputs of the model.
         last: Per value, the last one; that behind the last operator for outputs.
         movable: Values that need not cross: they can be made before the first operator.
-        seen: The effects of the operators.
+        observed: The graph that they are in.
     """
 
     operators: Sequence[fx.Node]
     first: dict[fx.Node, int]
     last: dict[fx.Node, int]
     movable: frozenset[fx.Node]
-    seen: Observations
+    observed: ObservedGraph
 
     def at(self, place: int) -> list[fx.Node]:
         """Return the values that cross `place` and are not movable, in order of making."""
@@ -87,7 +87,7 @@ def crossings_among(
 
     first = dict.fromkeys(given, -1) | position
     last = {node: last_place(node) for node in first}
-    return Crossings(operators, first, last, movable, observed.seen)
+    return Crossings(operators, first, last, movable, observed)
 
 
 def forbidden_places(crossings: Crossings) -> set[int]:
@@ -100,29 +100,29 @@ def forbidden_places(crossings: Crossings) -> set[int]:
     * Between a mere reader of an input and a later change of it: run again, the reader would
       see the change. (What a stage changes itself is put back before it runs again.)
     """
-    seen, forbidden = crossings.seen, set[int]()
+    observed, forbidden = crossings.observed, set[int]()
     for node in crossings.operators:
-        if seen[node].tensor is None and node not in crossings.movable:
+        if observed[node].tensor is None and node not in crossings.movable:
             forbidden.update(range(crossings.first[node], crossings.last[node] + 1))
     begun: dict[int, int] = {}
     for index, node in enumerate(crossings.operators):
-        for storage in seen[node].written:
+        for storage in observed[node].written:
             forbidden.update(range(begun.get(storage, index), index))
-        for storage in seen[node].storages:
+        for storage in observed[node].storages:
             begun.setdefault(storage, index)
         for argument in node.all_input_nodes:
             if argument.op == "placeholder":
-                for storage in set(seen[argument].storages) - seen[node].written:
+                for storage in set(observed[argument].storages) - observed[node].written:
                     begun.setdefault(storage, index)
     return forbidden
 
 
 def movable_nodes(observed: ObservedGraph) -> frozenset[fx.Node]:
     """Return the operators that may run before the first stage instead of at their place."""
-    operators, seen = observed.captured.operators, observed.seen
+    operators = observed.captured.operators
     position = {node: index for index, node in enumerate(operators)}
-    writers = _writers(operators, seen)
-    movable = {node for node in operators if _is_pure(node, seen)}
+    writers = _writers(operators, observed)
+    movable = {node for node in operators if _is_pure(node, observed)}
     size = -1
     while size != len(movable):
         size = len(movable)
@@ -134,15 +134,15 @@ def movable_nodes(observed: ObservedGraph) -> frozenset[fx.Node]:
                 for argument in node.all_input_nodes
             )
         }
-        movable -= _entangled(operators, movable, writers, seen)
+        movable -= _entangled(operators, movable, writers, observed)
     return frozenset(movable)
 
 
 def with_makers(
-    wanted: Iterable[fx.Node], movable: frozenset[fx.Node], seen: Observations
+    wanted: Iterable[fx.Node], movable: frozenset[fx.Node], observed: ObservedGraph
 ) -> set[fx.Node]:
     """Return `wanted` movable nodes and all that make their values, changes in place included."""
-    writers = _writers(movable, seen)
+    writers = _writers(movable, observed)
     made: set[fx.Node] = set()
     pending = list(wanted)
     while pending:
@@ -152,25 +152,25 @@ def with_makers(
         made.add(node)
         pending += [argument for argument in node.all_input_nodes if argument in movable]
         pending += [
-            writer for storage in seen[node].storages for writer in writers.get(storage, ())
+            writer for storage in observed[node].storages for writer in writers.get(storage, ())
         ]
     return made
 
 
-def _is_pure(node: fx.Node, seen: Observations) -> bool:
+def _is_pure(node: fx.Node, observed: ObservedGraph) -> bool:
     """True if a node needs no gradient, draws nothing, and changes only what the forward made."""
     return (
-        not seen[node].requires_grad
-        and not seen[node].draws_random
-        and not seen[node].written & seen.external
+        not observed[node].requires_grad
+        and not observed[node].draws_random
+        and not observed[node].written & observed.external
     )
 
 
-def _writers(nodes: Iterable[fx.Node], seen: Observations) -> Mapping[int, list[fx.Node]]:
+def _writers(nodes: Iterable[fx.Node], observed: ObservedGraph) -> Mapping[int, list[fx.Node]]:
     """Return the nodes that change each storage in place."""
     writers: dict[int, list[fx.Node]] = {}
     for node in nodes:
-        for storage in seen[node].written:
+        for storage in observed[node].written:
             writers.setdefault(storage, []).append(node)
     return writers
 
@@ -179,15 +179,15 @@ def _entangled(
     operators: list[fx.Node],
     movable: set[fx.Node],
     writers: Mapping[int, list[fx.Node]],
-    seen: Observations,
+    observed: ObservedGraph,
 ) -> set[fx.Node]:
     """Return movable nodes that touch a storage which is changed by, or while in use by, others."""
     fixed: set[int] = set()
     last_write = {storage: nodes[-1] for storage, nodes in writers.items()}
     unfinished = set(writers)
     for node in operators:
-        touched = seen.touched(node) & writers.keys()
+        touched = observed.touched(node) & writers.keys()
         if node not in movable:
             fixed |= touched & unfinished
         unfinished -= {storage for storage in touched if last_write[storage] is node}
-    return {node for node in movable if seen.touched(node) & fixed}
+    return {node for node in movable if observed.touched(node) & fixed}

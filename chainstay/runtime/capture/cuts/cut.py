@@ -22,7 +22,7 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
 from chainstay.runtime.capture.cuts.programs import GraphStage, Program, compile_program
 from chainstay.runtime.capture.cuts.stage_names import name_ranges
 from chainstay.runtime.capture.graph import CapturedGraph, NoStagesError
-from chainstay.runtime.capture.operators import Observations, ObservedGraph
+from chainstay.runtime.capture.operators import ObservedGraph
 from chainstay.runtime.stage.chain_stage import Effects
 
 
@@ -31,24 +31,22 @@ class CutGraph:
     """A graph, and the places where it is cut.
 
     Attributes:
-        observed: The graph.
         crossings: The values that cross each place.
         cuts: Places where it is cut.
     """
 
-    observed: ObservedGraph
     crossings: Crossings
     cuts: tuple[int, ...]
+
+    @property
+    def observed(self) -> ObservedGraph:
+        """The graph, with the effects of its operators."""
+        return self.crossings.observed
 
     @property
     def captured(self) -> CapturedGraph:
         """The graph's operators."""
         return self.observed.captured
-
-    @property
-    def seen(self) -> Observations:
-        """The effects of the graph's operators."""
-        return self.observed.seen
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -61,23 +59,19 @@ class CutGraph:
 
         What a stage saves may depend on a number, which whoever runs it has to see.
         """
-        crossings = self.crossings
+        observed, crossings = self.observed, self.crossings
         outputs = {leaf for leaf in self.captured.output if isinstance(leaf, fx.Node)}
         wanted = [
             node
             for node in crossings.movable
             if node in outputs
-            or node in self.seen.numbers
+            or node in observed.numbers
             or any(crossings.first[node] <= cut <= crossings.last[node] for cut in self.cuts)
         ]
-        early = with_makers(wanted, crossings.movable, self.seen)
-        several = [
-            node
-            for node in early
-            if self.seen[node].tensor is None and not self.seen[node].is_number
-        ]
-        taken = [user for node in several for user in node.users if user in crossings.movable]
-        return with_makers([*wanted, *taken], crossings.movable, self.seen)  # tensors are shared
+        for node in with_makers(wanted, crossings.movable, observed):
+            if observed[node].tensor is None and observed[node].storages:  # tensors are shared
+                wanted += [user for user in node.users if user in crossings.movable]
+        return with_makers(wanted, crossings.movable, observed)
 
     def ranges(self, operators: Sequence[fx.Node], places: Sequence[int]) -> list[list[fx.Node]]:
         """Return the operators of each stage: those between two places that are not made early."""
@@ -104,27 +98,27 @@ class CutGraph:
         shared: Mapping[fx.Node, int],
     ) -> list[GraphStage]:
         """Return one stage per range of operators, between two states each."""
-        seen = self.seen
+        observed = self.observed
         stages: list[GraphStage] = []
         read: set[int] = set()
         for name, nodes, (before, after) in zip(
             name_ranges(ranges), ranges, pairwise(states), strict=True
         ):
-            given = {storage for node in before for storage in seen[node].storages}
-            saved = {storage for node in nodes for storage in seen[node].saved}
-            written = {storage for node in nodes for storage in seen[node].written}
+            given = {storage for node in before for storage in observed[node].storages}
+            saved = {storage for node in nodes for storage in observed[node].saved}
+            written = {storage for node in nodes for storage in observed[node].written}
             program = compile_program(self.captured.modules, nodes, before, shared, after)
             effects = Effects(
                 reads=program.shared,
                 written=tuple(
                     position
                     for node, position in shared.items()
-                    if node not in self.observed.state_inputs
-                    and written.intersection(seen[node].storages)
+                    if node not in observed.state_inputs
+                    and written.intersection(observed[node].storages)
                 ),
-                draws_random=any(seen[node].draws_random for node in nodes),
+                draws_random=any(observed[node].draws_random for node in nodes),
                 changes_input=bool(written & given),
-                fills_what_it_saved=any(seen[node].fills_saved for node in nodes),
+                fills_what_it_saved=any(observed[node].fills_saved for node in nodes),
                 tied=tuple(position for position in program.shared if position in read),
             )
             stages.append(
@@ -134,7 +128,7 @@ class CutGraph:
                     function=program.function,
                     shared=program.shared,
                     operators=len(nodes),
-                    saved_bytes=seen.size_of(saved - given),
+                    saved_bytes=observed.size_of(saved - given),
                     effects=effects,
                 )
             )
@@ -149,12 +143,11 @@ class CutGraph:
 
     def shared_value(self, node: fx.Node) -> SharedValue:
         """Return `node` as a shared value."""
-        tensor, storages = self.seen[node].tensor, self.seen[node].storages
+        tensor, storages = self.observed[node].tensor, self.observed[node].storages
         return SharedValue(
             name=node.name,
-            storage_bytes=sum(self.seen.storage_bytes[storage] for storage in set(storages)),
             elements=0 if tensor is None or node.op != "placeholder" else tensor.numel(),
-            is_external=self.seen.external.issuperset(storages),
+            is_external=self.observed.external.issuperset(storages),
         )
 
     def output(
@@ -171,22 +164,20 @@ class CutGraph:
 
         return tuple(map(position, self.captured.output))
 
-    def value(self, node: fx.Node, first_cut: int, last_cut: int) -> Value:
+    def value(self, node: fx.Node) -> Value:
         """Return `node` as a value that crosses cuts."""
-        tensor = self.seen[node].tensor
+        tensor = self.observed[node].tensor
         assert tensor is not None, f"{node} is no tensor, so nothing is cut behind it"
-        (storage,) = self.seen[node].storages
+        (storage,) = self.observed[node].storages
         return Value(
             name=node.name,
             shape=tensor.shape,
             dtype=tensor.dtype,
             device=tensor.device,
             storage=storage,
-            storage_bytes=self.seen.storage_bytes[storage],
+            storage_bytes=self.observed.storage_bytes[storage],
             requires_grad=tensor.requires_grad,
-            is_external=storage in self.seen.external,
-            first_cut=first_cut,
-            last_cut=last_cut,
+            is_external=storage in self.observed.external,
         )
 
 
@@ -200,7 +191,7 @@ def cut_into_chain(
     """
     crossings = find_crossings(observed)
     cuts = choose_cuts(crossings, granularity, blocks)
-    chain = _cut_at(observed, crossings, cuts)
+    chain = _cut_at(crossings, cuts)
     between_blocks = choose_cuts(crossings, "blocks", blocks)
     borders = (index for index, cut in enumerate(cuts, 1) if cut in between_blocks)
     return replace(chain, borders=(0, *borders, len(chain.stages)))
@@ -210,22 +201,22 @@ def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | No
     """Cut a graph where one that is alike was cut; ``None`` where that is not allowed."""
     crossings = find_crossings(observed)
     forbidden = forbidden_places(crossings)
-    places = tuple(cut + len(observed.seen.numbers) for cut in cuts)
+    places = tuple(cut + len(observed.numbers) for cut in cuts)
     if not forbidden.isdisjoint(places) or any(n >= len(crossings.operators) for n in places):
         return None
-    return _cut_at(observed, crossings, places)
+    return _cut_at(crossings, places)
 
 
-def _cut_at(observed: ObservedGraph, crossings: Crossings, cuts: tuple[int, ...]) -> GraphChain:
+def _cut_at(crossings: Crossings, cuts: tuple[int, ...]) -> GraphChain:
     for node in crossings.at(len(crossings.operators) - 1):
-        if observed.seen[node].tensor is None:
+        if crossings.observed[node].tensor is None:
             raise NoStagesError(
                 f"the forward returns {node.name}, which is neither a tensor nor a number that is "
                 "known before; return tensors"
             )
-    chain = _assemble(CutGraph(observed, crossings, cuts))
+    chain = _assemble(CutGraph(crossings, cuts))
     try:
-        find_towers(observed, crossings.movable)  # changes the graph, so it comes last
+        find_towers(crossings.observed, crossings.movable)  # changes the graph, so it comes last
     except NotAJoinError as refusal:
         return replace(chain, not_a_join=str(refusal))
     return chain
@@ -236,21 +227,16 @@ def _assemble(cut: CutGraph) -> GraphChain:
     crossings, captured = cut.crossings, cut.captured
     ranges = cut.ranges(crossings.operators, cut.places)
     states = [crossings.at(place) for place in cut.places]
-    last_cuts = {node: index for index, state in enumerate(states) for node in state}
-    first_cuts = {n: i for i, state in reversed(list(enumerate(states))) for n in state}
     shared = cut.shared(ranges)
     return GraphChain(
         name=cut.observed.name,
         stages=tuple(cut.stages(ranges, states, shared)),
-        boundaries=tuple(
-            tuple(cut.value(node, first_cuts[node], last_cuts[node]) for node in state)
-            for state in states
-        ),
+        boundaries=tuple(tuple(map(cut.value, state)) for state in states),
         inputs=captured.inputs,
         constants=captured.constants,
         shared=tuple(map(cut.shared_value, shared)),
         prologue=cut.prologue(shared),
         state_inputs=tuple(shared[node] for node in states[0]),
         output=cut.output(states[-1], shared),
-        cuts=tuple(place - len(cut.seen.numbers) for place in cut.cuts),
+        cuts=tuple(place - len(cut.observed.numbers) for place in cut.cuts),
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, pairwise
 from typing import Final, Literal
 
@@ -21,12 +20,13 @@ from torch import fx
 
 from chainstay.runtime.capture.cuts.crossings import Crossings, forbidden_places
 from chainstay.runtime.capture.cuts.stage_names import block_of
-from chainstay.runtime.capture.operators import Observations
+from chainstay.runtime.capture.operators import ObservedGraph
 
 Granularity = int | Literal["fine", "blocks"]
 """How many stages: at most so many, as many as make sense, or one per block of the model."""
 
 _Saved = Callable[[int, int], int]
+"""Tells the bytes that operators from one up to another save, each storage counted once."""
 
 _BIG: Final = 1 << 62
 
@@ -61,42 +61,44 @@ def choose_cuts(
     """
     places = _allowed_places(crossings)
     count = len(crossings.operators)
-    saved = partial(_saved_between, crossings)
-    cuts = _without_idle_stages(_distinct(_candidates(places), crossings.seen), count, saved)
+
+    def saved(start: int, end: int) -> int:
+        return _saved_up_to(crossings.operators[start:end], crossings.observed)[-1]
+
+    cuts = _without_idle_stages(_distinct(_candidates(places), crossings.observed), count, saved)
     if granularity == "blocks":
         return tuple(_between_blocks(cuts, crossings.operators, blocks))
     cuts = _with_large_split(cuts, places, crossings)
     while granularity != "fine" and len(cuts) >= granularity:
-        cuts.remove(min(cuts, key=_joined_weight(cuts, count, saved)))
+        ends = [-1, *cuts, count - 1]
+        joined = {
+            cut: saved(before + 1, after + 1)
+            for before, cut, after in zip(ends[:-2], cuts, ends[2:], strict=True)
+        }
+        cuts.remove(min(cuts, key=joined.__getitem__))
     return tuple(cuts)
 
 
 def _allowed_places(crossings: Crossings) -> list[_CutPlace]:
     """Return the allowed places with a state that something requires a gradient of."""
-    seen, forbidden = crossings.seen, forbidden_places(crossings)
-    saved = {storage for node in crossings.operators for storage in seen[node].saved}
+    observed, forbidden = crossings.observed, forbidden_places(crossings)
+    saved = {storage for node in crossings.operators for storage in observed[node].saved}
     places = []
     for index, state in enumerate(crossings.sweep()):
-        if index not in forbidden and any(seen[node].requires_grad for node in state):
-            storages = frozenset(storage for node in state for storage in seen[node].storages)
-            places.append(_CutPlace(index, storages, seen.size_of(storages), storages <= saved))
+        if index not in forbidden and any(observed[node].requires_grad for node in state):
+            storages = frozenset(storage for node in state for storage in observed[node].storages)
+            places.append(_CutPlace(index, storages, observed.size_of(storages), storages <= saved))
     return places
 
 
-def _saved_between(crossings: Crossings, start: int, end: int) -> int:
-    """Return the bytes that operators ``start`` to ``end - 1`` save, each storage counted once."""
-    seen, nodes = crossings.seen, crossings.operators[start:end]
-    return seen.size_of(storage for node in nodes for storage in seen[node].saved)
-
-
-def _saved_up_to(nodes: Sequence[fx.Node], seen: Observations) -> list[int]:
+def _saved_up_to(nodes: Sequence[fx.Node], observed: ObservedGraph) -> list[int]:
     """Return the bytes that the first 0, 1, 2, ... operators save, each storage counted once."""
-    known = set(seen.external)
+    known = set(observed.external)
     sizes = [0]
     for node in nodes:
-        new = seen[node].saved - known
+        new = observed[node].saved - known
         known |= new
-        sizes.append(sizes[-1] + seen.size_of(new))
+        sizes.append(sizes[-1] + observed.size_of(new))
     return sizes
 
 
@@ -113,12 +115,12 @@ def _candidates(places: Sequence[_CutPlace]) -> list[_CutPlace]:
     return found
 
 
-def _distinct(places: Sequence[_CutPlace], seen: Observations) -> list[int]:
+def _distinct(places: Sequence[_CutPlace], observed: ObservedGraph) -> list[int]:
     """Leave out places whose state is that of the place before and next to nothing else."""
     kept: list[_CutPlace] = []
     for place in places:
         new = place.storages - kept[-1].storages if kept else place.storages
-        if seen.size_of(new) * _LEAST_NEWS >= place.size:
+        if observed.size_of(new) * _LEAST_NEWS >= place.size:
             kept.append(place)
     return [place.index for place in kept]
 
@@ -140,16 +142,6 @@ def _without_idle_stages(cuts: Sequence[int], count: int, saved: _Saved) -> list
     return kept
 
 
-def _joined_weight(cuts: Sequence[int], count: int, saved: _Saved) -> Callable[[int], int]:
-    """Return the bytes that the two stages beside a cut save together."""
-    ends = [-1, *cuts, count - 1]
-    weight = {
-        cut: saved(before + 1, after + 1)
-        for before, cut, after in zip(ends[:-2], cuts, ends[2:], strict=True)
-    }
-    return weight.__getitem__
-
-
 def _between_blocks(
     cuts: Sequence[int], operators: Sequence[fx.Node], blocks: frozenset[str]
 ) -> list[int]:
@@ -168,21 +160,21 @@ def _with_large_split(
     cuts: Sequence[int], places: Sequence[_CutPlace], crossings: Crossings
 ) -> list[int]:
     """Add cuts where stages are large, and both sides have a fair part of what they save."""
-    operators, seen = crossings.operators, crossings.seen
+    operators, observed = crossings.operators, crossings.observed
     crossing = {place.index: place.storages for place in places}
-    found, everything = set(cuts), _saved_up_to(operators, seen)[-1]
+    found, everything = set(cuts), _saved_up_to(operators, observed)[-1]
     pending = list(pairwise([-1, *cuts, len(operators) - 1]))
     while pending:
         before, after = pending.pop()
         nodes = operators[before + 1 : after + 1]
-        up_to = _saved_up_to(nodes, seen)  # by the number of operators from the front
+        up_to = _saved_up_to(nodes, observed)  # by the number of operators from the front
         whole = up_to[-1]
         if whole * _LARGE <= everything:
             continue
-        behind = _saved_up_to(nodes[::-1], seen)[::-1]
+        behind = _saved_up_to(nodes[::-1], observed)[::-1]
         kept = crossing.get(before, frozenset[int]())
         added = {
-            place: seen.size_of(place.storages - kept)
+            place: observed.size_of(place.storages - kept)
             for place in places
             if before < place.index < after
             and up_to[place.index - before] * _LEAST_PART >= whole

@@ -82,7 +82,7 @@ def naming_the_stage(
         else:
             whole = middle
             output = observed.captured.output[output_index(observed.captured)]
-            tensor = observed.seen[output].tensor if isinstance(output, fx.Node) else None
+            tensor = observed[output].tensor if isinstance(output, fx.Node) else None
             shape = shape if tensor is None else tuple(tensor.shape)
     title = stage_title(*named[failing - 1])
     return UnsupportedModelError(
@@ -97,7 +97,6 @@ def cut_between_stages(observed: ObservedGraph, titles: Sequence[str]) -> GraphC
     whose output is a view of its input saves nothing by a cut. Both join the stage before.
     The first stage has none: a view joins the stage after it.
     """
-    seen = observed.seen
     crossings = find_crossings(observed)
     forbidden = forbidden_places(crossings)
     place_of = {node: place for place, node in enumerate(crossings.operators)}
@@ -108,13 +107,13 @@ def cut_between_stages(observed: ObservedGraph, titles: Sequence[str]) -> GraphC
             observed.captured.placeholders, observed.captured.inputs, strict=True
         )
         if given.kind is InputKind.ARGUMENT
-        for s in seen[node].storages
+        for s in observed[node].storages
     }
     kept: list[int] = []
     names: list[str] = [titles[0]]
     for title, border in zip([*titles[1:], ""], observed.captured.borders, strict=True):
         place = -1 if border.operator is None else place_of.get(border.operator, -1)
-        output = set(seen[border.output].storages) if border.output in place_of else set()
+        output = set(observed[border.output].storages) if border.output in place_of else set()
         is_cut = place > (kept[-1] if kept else -1) and place not in forbidden and place < last
         if output & storages and kept and (is_cut or not title):
             kept.pop()

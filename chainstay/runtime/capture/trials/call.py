@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.runtime.capture.output_leaves import argument_numbers, argument_tensors
@@ -78,11 +77,6 @@ class Call:
                 f"{self.name} fails on the sample: {type(cause).__name__}: "
                 f"{str(cause).rstrip('.')}; check that it runs on it"
             ) from cause
-
-    @property
-    def leaves(self) -> list[Any]:
-        """All values that the arguments hold, however they nest."""
-        return tree_leaves((self.args, self.kwargs))
 
     @property
     def tensors(self) -> list[torch.Tensor]:

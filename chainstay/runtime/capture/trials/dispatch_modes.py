@@ -38,36 +38,33 @@ def modes_set_aside() -> Iterator[None]:
     if not is_in_torch_dispatch_mode(include_infra_modes=False):
         yield
         return
-    before = set_aside.modes
     active = [mode for mode in _get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
-    set_aside.modes = (*before, *active)
-    try:
-        with _switched(active, on=False):
-            yield
-    finally:
-        set_aside.modes = before
+    with _aside((*set_aside.modes, *active)), _switched(active, on=False):
+        yield
 
 
 @contextmanager
 def without_modes() -> Iterator[None]:
     """Inside, no mode of the user's sees anything."""
-    with modes_set_aside():
-        hidden = set_aside.modes
-        set_aside.modes = ()
-        try:
-            yield
-        finally:
-            set_aside.modes = hidden
+    with modes_set_aside(), _aside(()):
+        yield
 
 
 def in_modes(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Call `function` in the modes that were set aside."""
-    modes, set_aside.modes = set_aside.modes, ()
+    modes = set_aside.modes
+    with _aside(()), _switched(modes, on=True):
+        return function(*args)
+
+
+@contextmanager
+def _aside(modes: tuple[TorchDispatchMode, ...]) -> Iterator[None]:
+    """Inside, just these modes are set aside."""
+    before, set_aside.modes = set_aside.modes, modes
     try:
-        with _switched(modes, on=True):
-            return function(*args)
+        yield
     finally:
-        set_aside.modes = modes
+        set_aside.modes = before
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.sharding import gathered, run_alone
 from chainstay.runtime.execute.block_executor import BlockSchedule
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_account import BlockAccountant, standing_bytes_of
 from chainstay.runtime.measures.cost_files import (
@@ -34,9 +33,9 @@ from chainstay.runtime.measures.costs import (
 )
 from chainstay.runtime.measures.measured import (
     Measurement,
+    effects_of,
     found_on_file,
     measuring,
-    traits_of,
     with_options_of,
 )
 from chainstay.runtime.measures.option_costs import (
@@ -141,7 +140,7 @@ def measure_blocks(
             return not has_none and wants_options(measured)
 
         if all(gathered(model, account is not None)) and account is not None:
-            seen = blocks(account=account, chain=chain(traits=traits_of(subjects())))
+            seen = blocks(account=account, chain=chain(effects=effects_of(subjects())))
             known = found_on_file(seen, subjects(), wanted)
             if known is not None:
                 return known
@@ -157,8 +156,8 @@ def measure_blocks(
         bar("running what is around the blocks")
         standing = standing_bytes_of(observed, memories, outside, around, autocast)
         accountant = BlockAccountant(around.chain, observed, memories, outside, standing)
-        traits = tuple(observation.traits for observation in observed)
-        measured = blocks(account=accountant.account(), chain=chain(traits=traits))
+        effects = tuple(observation.effects for observation in observed)
+        measured = blocks(account=accountant.account(), chain=chain(effects=effects))
         if wanted(measured):
             options = observe_options(observed, memories, subjects())
             measured = with_options_of(measured, options, accountant.kept)
@@ -180,7 +179,7 @@ def unmeasured_blocks(around: Around, wanted: Mapping[tuple[int, int], ChosenOpt
             stages=stages,
             device=around.device,
             names=around.chain.shared_names,
-            traits=traits_of(subjects()),
+            effects=effects_of(subjects()),
             options=restored_options(subjects(), wanted, is_checked=True),
         )
 
@@ -203,12 +202,14 @@ def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
         one.graph is other.graph
         for one, other in zip(blocks.stages, known.blocks.stages, strict=True)
     )
-    traits = zip(same, former.traits, map(Traits.of, stages), strict=True)
     chain = Chain(
         stages=stages,
         device=former.device,
         names=blocks.shared_names,
-        traits=tuple(seen if is_same else own for is_same, seen, own in traits),
+        effects=tuple(
+            seen if is_same else stage.effects
+            for is_same, seen, stage in zip(same, former.effects, stages, strict=True)
+        ),
         options=options,
     )
     again = replace(known, blocks=blocks, chain=chain)
