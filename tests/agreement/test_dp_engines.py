@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,6 +136,29 @@ def test_long_chains_get_compiled_code_and_short_ones_or_lack_of_numba_do_not(
     assert is_compiled(1000)
     monkeypatch.setattr(jit, "find_spec", lambda _: None)
     assert not is_compiled(1000)
+
+
+@given(chains(max_stages=12, families=("fat",)))
+def test_numpy_hands_over_where_there_are_many_breakpoints(profile: ChainProfile) -> None:
+    recursion = Recursion.from_profile(profile)
+    least = LeastMemory(recursion)
+    plain = ChainFronts.solve(recursion, least.root, least, compiled=False)
+    codes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain_fronts, "_MANY", 0)
+        patch.setattr(chain_fronts, "growing_limits", lambda *_, **__: iter((0, *[1 << 60] * 3)))
+        fill = chain_fronts._fill
+
+        def noting(*given: Any, compiled: bool, width: int = 0) -> Any:
+            codes.append(compiled)
+            return fill(*given, compiled=compiled, width=width)
+
+        patch.setattr(chain_fronts, "_fill", noting)
+        handed_over = ChainFronts.solve(recursion, least.root, least, compiled=False)
+    assert handed_over.best == plain.best
+    if plain.best > 0:
+        assert codes[0] is False
+        assert codes[-1] is True
 
 
 @settings(max_examples=100)

@@ -534,12 +534,32 @@ class Alone(nn.Module):
         return result
 
 
+class Measured(nn.Module):
+    """Of a block only what it makes is looked at; no gradient reaches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, *others = self.layers
+        for layer in others:
+            x = layer(x) / (1 + first(x).detach().norm().item())
+        return x
+
+
 def _refused() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, SampleUnder]], str, str]]:
     yield (
         "no blocks",
         lambda: (Alone(), SampleUnder((torch.ones(2, 8),))),
         "Data-dependent branching",
         r"no blocks of Alone form a chain.*ModuleList",
+    )
+    yield (
+        "a block without a gradient",
+        lambda: (Measured(), SampleUnder((torch.ones(2, 8),))),
+        "depends on the values of a tensor",
+        r"layers.0 gets its gradient out of turn, or none",
     )
 
 

@@ -39,6 +39,8 @@ from chainstay.dp.recursion import NO_DECISION, Decide, Front, Recursion
 
 _LONG: Final = 80
 """Stages from which on compiled code is the faster one, its loading included."""
+_MANY: Final = 20_000
+"""Breakpoints in numpy's fronts after which it is the faster one for shorter chains, too."""
 _THIN: Final = (2.0**-14, 2.0**-16, 2.0**-18)
 """Least differences of overheads in the thin passes, as shares of every forward once."""
 _THIN_GROWTH: Final = 4
@@ -101,7 +103,11 @@ class ChainFronts:
         is_thin = compiled and has_options(by_kind)
         first, *narrower = [int(share * bound.rerun_time) for share in _THIN] if is_thin else [0]
         limits = growing_limits(bound, growth=_THIN_GROWTH if is_thin else 2)
-        fronts = next(fronts for limit in limits if (fronts := filled(limit, first)).best <= limit)
+        fronts = filled(limit := next(limits), first)
+        while fronts.best > limit:
+            if not compiled and len(fronts._pool.memory) > _MANY and jit.is_available():  # noqa: SLF001  # ours
+                return cls.solve(recursion, memory, least, compiled=True)
+            fronts = filled(limit := next(limits), first)
         if is_thin:
             best = fronts.best
             for width in [*narrower, 0] if recursion.stages > _VERY_LONG else [0]:

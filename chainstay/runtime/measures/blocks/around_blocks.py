@@ -135,9 +135,14 @@ class Around:
         return max(trace.peak_bytes for trace in traces) - traces[0].end_bytes
 
     def given(self) -> dict[int, Gradients]:
-        """Return how the gradients lie that the model's own code gives to blocks, by block."""
+        """Return how the gradients lie that the model's own code gives to blocks, by block.
+
+        Raises:
+            UnsupportedModelError: No gradient reaches some block, or in another order.
+        """
         trip = self.trip()
         self._run(trip)
+        self._require_order(trip.marks)
         return trip.given
 
     def measured(self, gradients: Sequence[Gradients], repeats: int) -> Outside:
