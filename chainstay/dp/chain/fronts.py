@@ -7,7 +7,8 @@ makes chains of hundreds of stages fit; the limit is raised until the optimum li
 
 `kernels` has the loops that fill the fronts, to be compiled, and `numpy_fronts` the same in numpy.
 Loading numba takes half a second, and the first time on a machine it compiles for several more.
-Chains that numpy solves sooner than that never wait for it; without numba, numpy solves them all.
+Chains that numpy solves sooner than that never wait for it: short ones, unless their fronts turn
+out to have very many breakpoints. Without numba, numpy solves them all.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from chainstay.dp.recursion import NO_DECISION, Decide, Front, Recursion
 _LONG: Final = 80
 """Stages from which on compiled code is the faster one, its loading included."""
 _MANY: Final = 20_000
-"""Breakpoints in numpy's fronts after which it is the faster one for shorter chains, too."""
+"""Breakpoints above which compiled code is the faster one for shorter chains, too."""
 _THIN: Final = (2.0**-14, 2.0**-16, 2.0**-18)
 """Least differences of overheads in the thin passes, as shares of every forward once."""
 _THIN_GROWTH: Final = 4
@@ -84,7 +85,8 @@ class ChainFronts:
             recursion: Sizes in bytes, times in ns.
             memory: Bytes besides the network's input.
             least: Least memory of every sub-chain.
-            compiled: Whether to wait for compiled code, as `is_compiled` advises.
+            compiled: Whether to wait for compiled code, as `is_compiled` advises; otherwise only
+                where numpy meets more than `_MANY` breakpoints before it is done.
 
         Raises:
             InvalidProfileError: Sizes too large for exact 64-bit arithmetic on this chain.
@@ -105,7 +107,7 @@ class ChainFronts:
         limits = growing_limits(bound, growth=_THIN_GROWTH if is_thin else 2)
         fronts = filled(limit := next(limits), first)
         while fronts.best > limit:
-            if not compiled and len(fronts._pool.memory) > _MANY and jit.is_available():  # noqa: SLF001  # ours
+            if not compiled and len(fronts) > _MANY and jit.is_available():
                 return cls.solve(recursion, memory, least, compiled=True)
             fronts = filled(limit := next(limits), first)
         if is_thin:
@@ -114,6 +116,9 @@ class ChainFronts:
                 fronts = filled(best, width)
                 best = min(best, fronts.best)
         return fronts
+
+    def __len__(self) -> int:
+        return len(self._pool.memory)
 
     @property
     def best(self) -> float:
