@@ -18,6 +18,7 @@ def sizes(profile: ChainProfile) -> Iterator[int]:
     yield from (profile.input_bytes, profile.input_gradient_bytes)
     for stage in profile.stages:
         yield from (stage.output_bytes, stage.gradient_bytes)
+        yield from (stage.environment_bytes, stage.random_bytes)
         yield from (run.overhead_bytes for run in stage.all_runs)
         for option in stage.all_options:
             yield from (option.saved_bytes, option.backward_overhead_bytes)
@@ -29,6 +30,7 @@ def most_bytes(profile: ChainProfile) -> int:
     """Return more bytes than any schedule without copies of one value uses at any time."""
     return profile.input_bytes + sum(
         stage.output_bytes
+        + stage.environment_bytes
         + profile.gradient_bytes(i)
         + stage.gradient_bytes
         + max(option.saved_bytes for option in stage.all_options)

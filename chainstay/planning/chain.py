@@ -3,7 +3,7 @@
 `Account.by_kind` says what each kind of run takes, and what it needs at least. A method solves
 that. What its schedule needs and takes in truth is told by the simulator with an overhead for each
 operation (`Account.overheads`): random states and buffers are saved for runs again only, which
-`DP` counts and others do not; it takes time to drop the input of what is kept, a part of the output
+not all methods count; it takes time to drop the input of what is kept, a part of the output
 that the caller holds may be made again, and a schedule that is not persistent may make again what
 it still holds. Where these exceed the budget, the method is asked again, twice with what the
 operations of its latest schedule need, and at last with what no schedule's exceed. Where none of
@@ -12,8 +12,9 @@ its plans fits, its plan of least peak is tried, which does not depend on times.
 =====================================  =======================================================
 method                                 profile
 =====================================  =======================================================
-`DP`, `MIP`, `CPSAT`, ``"auto"``       by kind of run, with all options of stages; that of `DP`
-                                       has what stages save to run again (environments)
+`DP`, `MIP`, `CPSAT`, ``"auto"``       by kind of run, with all options of stages, and but for
+                                       ``"auto"`` with what they save to run again
+                                       (environments)
 these with free discards               by kind of run; without options, since the runtime
                                        cannot give a new input to what is kept in part
 a user's own                           without either: one overhead for each forward and
@@ -87,9 +88,10 @@ def solve_measured(
     Returns:
         The schedule; its `peak_bytes` are by what each of its own operations needs, what it makes
         again included. Of all schedules of `family` whose own peak is within the budget, none
-        is faster than `lower_bound`. If `DP` proves its optimum, `is_optimal` is true unless a part
-        of the output that the caller holds is made again and does not fit; of other methods, also
-        where options were left out, or what runs again save (random states, buffers) does not fit.
+        is faster than `lower_bound`. If the method proves its optimum, `is_optimal` is true unless
+        a part of the output that the caller holds is made again and does not fit; with other rules
+        than Table 1's, also where options were left out, or what runs again save (random states,
+        buffers) does not fit.
 
     Raises:
         InvalidBudgetError: `budget` is not a positive number of bytes.

@@ -62,9 +62,9 @@ def profile_for(
 
 def counts_environments(method: Method) -> bool:
     """Return whether a method counts the environments that are there at each moment."""
-    if not isinstance(method, DP) or method.persistence == "weak":
+    if not isinstance(method, DP | MIP | CPSAT) or method.discards != Discards.TABLE1:
         return False
-    return method.discards == Discards.TABLE1
+    return not isinstance(method, DP) or method.persistence == "strong"
 
 
 def is_rounded(method: Method) -> bool:

@@ -28,7 +28,7 @@ def is_complete(profile: ChainProfile, discards: Discards) -> bool:
     backwards: for a large gradient, for saved data that stands in for a larger activation,
     or to have a hungry forward done before memory fills. For free discards the statement
     rests on exhaustive search alone. With skips, which make what is stored beside them
-    cheaper, nothing is claimed.
+    cheaper, nothing is claimed, nor with environments.
 
     Of every option, besides: it needs its input; its forward takes no less time, and together
     with what it saves no less memory, than running its stages without keeping them (else a
@@ -36,7 +36,9 @@ def is_complete(profile: ChainProfile, discards: Discards) -> bool:
     beforehand that makes a first run a repetition gains nothing; under Table 1, nor does
     keeping a first run rather than a later one. For free discards nothing is claimed then.
     """
-    if profile.skips or not (_has_small_gradients(profile) and are_records_full(profile)):
+    if profile.skips or profile.has_environments:
+        return False
+    if not (_has_small_gradients(profile) and are_records_full(profile)):
         return False
     if discards is Discards.FREE and not profile.is_plain:
         return False

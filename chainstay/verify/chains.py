@@ -40,7 +40,7 @@ def _exact(
             complete_under=(rules,),
             most_stages=most_stages,
             every=every,
-            only=(only,),
+            only=(only,) if rules is Discards.TABLE1 else (only, "no environments"),
         )
 
 
@@ -59,7 +59,7 @@ CHAIN_METHODS: Final = (
         family=Family.WEAKLY_PERSISTENT,
         complete_under=(Discards.TABLE1, Discards.TAPE),
         most_stages=20,
-        only=("no skips",),
+        only=("no skips", "no environments"),
     ),
     *(
         MethodUnderTest(
@@ -67,7 +67,7 @@ CHAIN_METHODS: Final = (
             family=Family.PERSISTENT,
             discards=rules,
             most_stages=20,
-            only=("stages apart",),
+            only=("stages apart", "no environments"),
         )
         for rules in (Discards.TAPE, Discards.FREE)
     ),
@@ -85,7 +85,10 @@ CHAIN_METHODS: Final = (
     ),
     *(
         MethodUnderTest(
-            method=exhaustive_search(rules), discards=rules, most_stages=3, only=("options",)
+            method=exhaustive_search(rules),
+            discards=rules,
+            most_stages=3,
+            only=("options", "no environments"),
         )
         for rules in Discards
     ),
@@ -111,18 +114,15 @@ class ChainSuite(Suite):
         return draw(seed, number)
 
     def meets(self, restriction: str, problem: Any) -> bool:
-        """Return whether a chain has no skips or super-stages, is plain, or is not.
-
-        All but plain ones leave out chains with environments.
-        """
+        """Return whether a chain is in the part of all that a restriction names."""
         profile: ChainProfile = problem.profile
-        if restriction == "plain" or profile.has_environments:
-            return restriction == "plain" and profile.is_plain
-        if restriction == "no skips":
-            return not profile.skips
-        if restriction == "stages apart":
-            return keeps_stages_apart(profile)
-        return not profile.is_plain
+        return {
+            "plain": profile.is_plain,
+            "options": not profile.is_plain,
+            "no skips": not profile.skips,
+            "no environments": not profile.has_environments,
+            "stages apart": keeps_stages_apart(profile),
+        }[restriction]
 
     def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:
         """Run a method."""

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from chainstay.dp import DP, least_budget
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations.chain.formulation import build
 from chainstay.problems.exactness import is_complete
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family
 from chainstay.validation import search
-from chainstay.verify.option_instances import OPTION_FAMILIES
+from chainstay.verify.option_instances import ENVIRONMENTS, OPTION_FAMILIES
 from formulation_support import RULES, answer, certified
 from golden_options import ALL, GoldenOptions
 from strategies import chains
@@ -132,6 +133,26 @@ def test_more_chains_are_those_of_exhaustive_search(
     formulation: Formulation, profile: ChainProfile, rules: Discards, slack: int
 ) -> None:
     agrees_with_search(profile, rules, slack, formulation)
+
+
+@both
+@settings(max_examples=25)
+@given(profile=chains(max_stages=4, families=(ENVIRONMENTS,)), slack=st.integers(-1, 20))
+def test_environments_count_as_in_the_dynamic_program(
+    formulation: Formulation, profile: ChainProfile, slack: int
+) -> None:
+    """All that the dynamic program has fits, and the simulator lets nothing smaller through."""
+    least = least_budget(profile)
+    budget = max(0, least + slack)
+    try:
+        makespan = certified(profile, budget, formulation()(profile, budget))
+    except InfeasibleBudgetError as error:
+        assert budget < error.required <= least  # noqa: PT017 - most draws do not raise
+        return
+    if slack >= 0:
+        claim = DP()(profile, budget)
+        assert makespan <= claim.makespan
+        assert build(profile, budget).encode(claim.schedule) is not None
 
 
 @settings(max_examples=40)

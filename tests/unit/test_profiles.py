@@ -166,8 +166,8 @@ _ENVIRONMENT = ChainProfile(
     [
         lambda: DP(persistence="weak")(_ENVIRONMENT, 100),
         lambda: DP(discards="free")(_ENVIRONMENT, 100),
-        lambda: MIP()(_ENVIRONMENT, 100),
-        lambda: CPSAT()(_ENVIRONMENT, 100),
+        lambda: MIP(discards="tape")(_ENVIRONMENT, 100),
+        lambda: CPSAT(discards="free")(_ENVIRONMENT, 100),
         lambda: Revolve()(_ENVIRONMENT, 100),
         lambda: search.optimum(_ENVIRONMENT, 100),
         lambda: solve_hybrid(_ENVIRONMENT, 100, link=Link(bandwidth=1)),

@@ -165,6 +165,23 @@ def skips_are_stored_with_what_has_them(phases: Phases) -> Iterable[Relation]:
     )
 
 
+def environments_are_saved_for_later_runs(phases: Phases) -> Iterable[Relation]:
+    """What runs in a phase runs again from there on: ``runs_again >= runs``, and in all before.
+
+    In the first phase, it is the second of two runs that does.
+    """
+    last = len(phases.profile) - 1
+    for i in phases.with_environment:
+        for k in range(i, last + 1):
+            again = phases.value("runs_again", k, i)
+            yield again >= phases.value("runs_again", k - 1, i)
+            if k == last:
+                yield again >= phases.runs(k, i) - 1
+            else:
+                yield again >= phases.total("keep_all", k, phases.records.covering(i))
+                yield again >= phases.makes_output(k, i)
+
+
 def memory_of_forwards(phases: Phases) -> Iterable[Relation]:
     """At every stage's turn, memory is within the budget; see `Phases.forward_memory`."""
     return (phases.forward_memory(k, j).fits() for k, j in phases.turns)
@@ -196,6 +213,7 @@ CONSTRAINTS: Final[tuple[Group, ...]] = (
     tape_keeps_inputs_between_phases,
     tape_keeps_inputs_in_a_phase,
     skips_are_stored_with_what_has_them,
+    environments_are_saved_for_later_runs,
     memory_of_forwards,
     memory_of_recordings,
     memory_of_backwards,

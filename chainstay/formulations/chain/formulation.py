@@ -100,7 +100,7 @@ class ChainFormulation:
         if not encoder.write(schedule):
             return None
         on = frozenset(encoder.on)
-        on |= frozenset(self.phases.stored_skips(on))
+        on |= frozenset((*self.phases.stored_skips(on), *self.phases.runs_again(on)))
         return on if self.program.holds(on) else None
 
     def _sweep(self, k: int, on: frozenset[Key]) -> Iterator[tuple[Op, Record | None]]:
@@ -149,9 +149,10 @@ def build(
 
     Raises:
         ValueError: Unknown `discards`.
-        InvalidProfileError: A stage has an environment.
+        InvalidProfileError: A stage has an environment, and there are discards.
     """
-    require_no_environments(profile, "the integer program of chains")
+    if discards != Discards.TABLE1:  # a stage of a dropped record would be saved with all of it
+        require_no_environments(profile, f"the integer program with {discards} discards")
     rules, unit = Discards(discards), size_divisor(profile)
     largest = enough_bytes(profile) if budget is None else min(budget, most_bytes(profile))
     program = IntegerProgram(None if budget is None else largest // unit)

@@ -21,6 +21,8 @@ variable (binary)               meaning
                                 of the stage after its last one
 ``skip_stored[k, j, v]``        skip v is in memory at stage j's turn in phase k; for
                                 j = k + 1, when ``B`` of stage k runs
+``runs_again[k, i]``            stage i, which has an environment, runs in phase k or a later
+                                one; for k = n - 1, after its first run
 ==============================  ========================================================
 
 The variables of drops exist where discards in the middle of a phase may pay
@@ -278,8 +280,41 @@ class Phases:
         gradients = self.profile.gradient_bytes(s) + self.profile.gradient_bytes(t)
         return gradients - sum(passed_on) + record.costs.backward_overhead_bytes
 
+    def runs_again(self, on: frozenset[Key]) -> Iterator[Key]:
+        """Yield the variables ``runs_again`` that are 1 where these others are."""
+        for i in self.with_environment:
+            runs = [self.program.expanded(self.runs(k, i)) for k in range(i, len(self.profile))]
+            before = 0
+            for k, run in enumerate(runs, start=i):
+                before += run.at(on) - self._is_first(k)
+                if before > 0:
+                    yield "runs_again", k, i
+
+    @property
+    def with_environment(self) -> list[int]:
+        """The stages that have an environment."""
+        stages = self.profile.stages
+        return [i for i, stage in enumerate(stages) if stage.environment_bytes]
+
+    def _environments(self, k: int, j: int) -> LinearExpression:
+        r"""Return the environments that are in memory at a moment, in units.
+
+        .. math:: \sum_i (e_i - r_i) \, again_{n-1, i} + r_i \, again_{l, i}
+
+        over the stages i that have begun, where l is k up to stage i's turn, and then k - 1.
+        """
+        total = LinearExpression()
+        for i in (i for i in self.with_environment if i <= k):
+            if self._is_first(k) and i > j:
+                continue
+            stage, later = self.profile.stages[i], k if i >= j else k - 1
+            buffers = self._units(stage.environment_bytes - stage.random_bytes)
+            total += buffers * self.value("runs_again", len(self.profile) - 1, i)
+            total += self._units(stage.random_bytes) * self.value("runs_again", later, i)
+        return total
+
     def _in_use(self, k: int, j: int) -> LinearExpression:
-        """Return all that is stored at a moment, its skips included, in units."""
+        """Return all that is stored at a moment, skips and environments included, in units."""
         stored = self.stored(k, j)
         activations = (
             self._units(self._own_activation_bytes(i)) * is_in
@@ -293,7 +328,7 @@ class Phases:
             self._units(self.profile.skips[v].bytes) * self.value("skip_stored", k, j, v)
             for v in self._skips
         )
-        return sum_of([*activations, *saved, *skips])
+        return sum_of([*activations, *saved, *skips]) + self._environments(k, j)
 
     @property
     def _skips(self) -> range:
@@ -336,6 +371,8 @@ class Phases:
                 if record.last < k:
                     yield "saved_dropped", (k, *record.key)
         yield from (("skip_stored", (k, j, v)) for k, j in self.moments for v in self._skips)
+        for i in self.with_environment:
+            yield from (("runs_again", (k, i)) for k in range(i, len(self.profile)))
 
     def _fitting(self, turns: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Record]]:
         """Yield the records that start at each turn and end within its phase."""
