@@ -108,9 +108,8 @@ def forbidden_places(crossings: Crossings) -> set[int]:
     for index, node in enumerate(crossings.operators):
         for storage in observed[node].written:
             forbidden.update(range(begun.get(storage, index), index))
-        if crossings.last[node] >= index:  # a counter of batches that adds 1 is read by nobody
-            for storage in observed[node].storages:
-                begun.setdefault(storage, index)
+        for storage in observed[node].storages:
+            begun.setdefault(storage, index)
         for argument in node.all_input_nodes:
             if argument.op == "placeholder":
                 for storage in set(observed[argument].storages) - observed[node].written:
