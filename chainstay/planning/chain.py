@@ -47,11 +47,12 @@ from chainstay.planning.questions import (
     is_rounded,
     judge,
     profile_for,
+    renews_inputs_of_parts,
 )
 from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.schedule import Discards, OpKind, Schedule
+from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
 from chainstay.solve import AutoChain, budget_bytes, resolve_method, solve_chain
 from chainstay.solve.budgets import plain_peak
@@ -244,7 +245,7 @@ class _ChainPlanner:
         schedule = solution.schedule
         if not self.can_run(schedule):
             what = "what lies between the model's blocks"
-        elif _renews_inputs_of_parts(schedule):
+        elif renews_inputs_of_parts(schedule):
             what = "the input of what is kept in part"
         else:
             return True
@@ -397,16 +398,3 @@ def _least(profile: ChainProfile, method: Method, known: Solution | None) -> Sol
         if known is not None and error.required >= known.peak_bytes:
             return None
         return solve_chain(profile, error.required, method)
-
-
-def _renews_inputs_of_parts(schedule: Schedule) -> bool:
-    """Return whether a stage that is kept in part gets another input before its backward."""
-    in_part: set[int] = set()
-    for op in schedule:
-        if op.kind.is_forward and op.stage + 1 in in_part:
-            return True
-        if op.kind is OpKind.FORWARD_KEEP_ALL and op.option:
-            in_part.add(op.stage)
-        elif op.kind is OpKind.BACKWARD:
-            in_part.discard(op.stage)
-    return False

@@ -11,7 +11,7 @@ from chainstay.profiles import ChainProfile
 from chainstay.runtime.execute.remade import remade_bytes
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.schedule import Discards, Schedule
+from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Method, Solution
 from chainstay.solve import AutoChain
 from chainstay.validation.simulate import Replay, simulate
@@ -79,3 +79,16 @@ def judge(measured: Measurement, solution: Solution) -> Judged:
     profile, overheads = measured.costs_of(solution.schedule)
     replay = simulate(profile, solution.schedule, discards=solution.discards, overheads=overheads)
     return Judged(replay, remade_bytes(profile, solution.schedule))
+
+
+def renews_inputs_of_parts(schedule: Schedule) -> bool:
+    """Return whether a stage that is kept in part gets another input before its backward."""
+    in_part: set[int] = set()
+    for op in schedule:
+        if op.kind.is_forward and op.stage + 1 in in_part:
+            return True
+        if op.kind is OpKind.FORWARD_KEEP_ALL and op.option:
+            in_part.add(op.stage)
+        elif op.kind is OpKind.BACKWARD:
+            in_part.discard(op.stage)
+    return False

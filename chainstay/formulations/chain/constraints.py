@@ -166,9 +166,9 @@ def skips_are_stored_with_what_has_them(phases: Phases) -> Iterable[Relation]:
 
 
 def environments_are_saved_for_later_runs(phases: Phases) -> Iterable[Relation]:
-    """What runs in a phase runs again from there on: ``runs_again >= runs``, and in all before.
+    """A stage that runs in a phase runs again in all phases before: ``runs_again >= runs``.
 
-    In the first phase, it is the second of two runs that does.
+    The first phase is the exception: there only the second of two runs counts.
     """
     last = len(phases.profile) - 1
     for i in phases.with_environment:
