@@ -8,6 +8,18 @@ from mutants.mutant import Mutant
 
 MUTANTS: Final = (
     Mutant(
+        "formulations/chain/phases.py",
+        "stage, later = self.profile.stages[i], k if i >= j else k - 1",
+        "stage, later = self.profile.stages[i], k - 1",
+        "agreement/test_options_formulations.py::test_environments_count_as_in_the_dynamic_program",
+    ),
+    Mutant(
+        "formulations/chain/constraints.py",
+        "yield again >= phases.makes_output(k, i)",
+        "pass",
+        "agreement/test_options_formulations.py::test_environments_count_as_in_the_dynamic_program",
+    ),
+    Mutant(
         "formulations/chain/constraints.py",
         "return stored.equals(left) if phases.discards is Discards.TABLE1 else stored <= left",
         "return stored <= left",
