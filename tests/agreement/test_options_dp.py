@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chains_with_environments import CHAINS_AND_LEAST_BUDGETS
 from chainstay import DP, Revolve, least_budget, unrestricted_bound
 from chainstay.dp.bounds.bound_pruning import MultiplierBound
 from chainstay.dp.bounds.knapsack_bound import KnapsackBound
@@ -93,23 +94,7 @@ def test_optimum_equals_exhaustive_search(profile: ChainProfile, extra: int) -> 
 
 
 def test_least_budgets_count_the_environments_that_are_there() -> None:
-    """Each a sum of a large overhead, activations of a byte and what has been saved by then."""
-    small = Stage(output_bytes=1, saved_bytes=1, environment_bytes=100)
-    dear, dearest = RunCost(overhead_bytes=1_000), RunCost(overhead_bytes=9_000)
-    late = replace(small, first=dearest)  # is kept in a later run
-    drawing = replace(late, random_bytes=100)
-    for stages, least in (
-        # Fn1 has a0, a1, a2 and both environments; to keep stage 0 takes 500
-        (
-            (replace(small, saved_bytes=500), replace(small, first=dearest, dropped_first=dear)),
-            1_203,
-        ),
-        # Fa1 has a0, what stage 0 and 1 save, its environment and the buffers of stage 0
-        ((late, replace(late, again=dear)), 1_203),
-        # of stage 0, it has only what that saved
-        ((drawing, replace(late, again=dear)), 1_103),
-    ):
-        chain = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(*stages, Stage()))
+    for chain, least in CHAINS_AND_LEAST_BUDGETS:
         assert least_budget(chain) == persistent_least_budget(chain) == least
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chains_with_environments import CHAINS_AND_LEAST_BUDGETS
 from chainstay.dp import DP, least_budget
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.formulations import CPSAT, MIP
@@ -133,6 +134,14 @@ def test_more_chains_are_those_of_exhaustive_search(
     formulation: Formulation, profile: ChainProfile, rules: Discards, slack: int
 ) -> None:
     agrees_with_search(profile, rules, slack, formulation)
+
+
+@both
+def test_least_budgets_count_the_environments_that_are_there(formulation: Formulation) -> None:
+    for chain, least in CHAINS_AND_LEAST_BUDGETS:
+        with pytest.raises(InfeasibleBudgetError) as refusal:
+            formulation()(chain, least - 1)
+        assert refusal.value.required == least
 
 
 @both

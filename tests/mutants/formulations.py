@@ -11,13 +11,7 @@ MUTANTS: Final = (
         "formulations/chain/phases.py",
         "stage, later = self.profile.stages[i], k if i >= j else k - 1",
         "stage, later = self.profile.stages[i], k - 1",
-        "agreement/test_options_formulations.py::test_environments_count_as_in_the_dynamic_program",
-    ),
-    Mutant(
-        "formulations/chain/constraints.py",
-        "yield again >= phases.makes_output(k, i)",
-        "pass",
-        "agreement/test_options_formulations.py::test_environments_count_as_in_the_dynamic_program",
+        "agreement/test_options_formulations.py::test_least_budgets_count_the_environments_that_are_there",
     ),
     Mutant(
         "formulations/chain/constraints.py",
