@@ -119,7 +119,7 @@ MUTANTS: Final = (
         "runtime/execute/recompute.py",
         "return self.versions == tuple(map(version_of, self.state))",
         "return True",
-        "unit/test_runtime_promises.py::test_a_changed_input_is_noticed",
+        "unit/test_runtime_promises.py::test_a_changed_checkpoint_is_noticed",
     ),
     Mutant(
         "runtime/execute/recompute.py",
