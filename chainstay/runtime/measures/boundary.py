@@ -33,10 +33,13 @@ class Gradients:
     Attributes:
         layouts: One per tensor; ``None`` for a tensor that gets no gradient.
         storages: Equal numbers for gradients that lie in one storage.
+        lasting: Those, by index, that others hold until the backward of the state is over, as a
+            residual connection around a block does.
     """
 
     layouts: tuple[MemoryLayout | None, ...]
     storages: tuple[int, ...]
+    lasting: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, gradients: tuple[torch.Tensor | None, ...]) -> Gradients:
@@ -205,6 +208,9 @@ class _Seed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004  # autograd calls it so; the gradient is 1
         made = ctx.made.allocate()
+        wanted = [index for index, layout in enumerate(ctx.made.layouts) if layout is not None]
+        # The node lives until the whole backward is over, and what it holds.
+        ctx.lasting = [made[wanted.index(index)] for index in ctx.made.lasting]
         for leaf in ctx.uses.behind:
             total = torch.zeros_like(leaf)
             # Autograd adds to a view of something else, as this one is, out of place.

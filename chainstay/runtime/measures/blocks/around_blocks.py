@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final
@@ -25,14 +26,14 @@ from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.blocks.sample import BlockSample, blocks_run_by
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.devices.device import device_at
-from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes, trace_marked
+from chainstay.runtime.devices.memory import MemoryTrace, trace_marked
 from chainstay.runtime.execute.environment import restore_random_states
-from chainstay.runtime.measures.boundary import Gradients, seeded
+from chainstay.runtime.measures.boundary import Gradients, noting, seeded
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.probe import leaves_of
 from chainstay.runtime.stage.assumed_loss import NO_LOSS, AssumedLoss
 from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in, require_number
-from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
+from chainstay.runtime.stage.states import State, detached, state_bytes
 
 START: Final = "start"
 BEGIN: Final = "begin"
@@ -51,14 +52,12 @@ class Phase:
         peak: The most bytes in use.
         nanoseconds: The time that it took, in ns.
         gradient_bytes: The bytes of the gradients that a block gets, where its backward begins.
-        lasting_bytes: The bytes of those that others hold when that backward is over.
     """
 
     level: int
     peak: int
     nanoseconds: int
     gradient_bytes: int = 0
-    lasting_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +188,6 @@ class Around:
                 self.leaves = leaves_of((root,))
             trip.mark(TURN, -1)
             torch.autograd.backward(root)
-            trip.note_lasting()
             del root, output
 
     def root(self, output: object) -> torch.Tensor:
@@ -240,7 +238,6 @@ class Around:
                 peak=trace.peak_bytes - base,
                 nanoseconds=duration,
                 gradient_bytes=trip.gradient_bytes[mark[1]] if is_backward else 0,
-                lasting_bytes=trip.lasting_bytes.get(mark[1], 0) if is_backward else 0,
             )
         stages = range(len(self.chain.stages))
         return Outside(
@@ -263,11 +260,10 @@ class _Trip:
     on_mark: Callable[[], None]
     marks: list[tuple[str, int]] = field(default_factory=list)
     gradient_bytes: dict[int, int] = field(default_factory=dict)
-    lasting_bytes: dict[int, int] = field(default_factory=dict)  # behind the stage's backward
     held: list[int] = field(default_factory=list)  # stages whose input outlived the forward
     given: dict[int, Gradients] = field(default_factory=dict)  # of the stage's output
     following: int = 0
-    _gradients: dict[int, list[tuple[StorageWeakRef, int]]] = field(default_factory=dict)
+    _gradients: dict[int, StorageWeakRef] = field(default_factory=dict)  # by output
     _starts: dict[int, State] = field(default_factory=dict)
     _shared: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     _state: State = ()
@@ -303,29 +299,23 @@ class _Trip:
             if any(reference() is not None for reference in references):
                 self.held.append(index)
 
-    def note_lasting(self) -> None:
+    def note_lasting(self, index: int) -> None:
         """See which gradients live on; call it when the backward of their block is over."""
-        for index, references in self._gradients.items():
-            self.lasting_bytes[index] = sum(
-                size for reference, size in references if not reference.expired()
-            )
-        self._gradients.clear()
+        living = (n for n, gradient in self._gradients.items() if not gradient.expired())
+        self.given[index] = replace(self.given[index], lasting=frozenset(living))
 
     def before_backward(
         self, index: int, new: Sequence[int], given: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """The gradients that a block gives for those it gets, for the outputs `new`."""
-        self.note_lasting()
         usual = Gradients.usual(self.around.sample.results[index], self.around.device)
         self.given[index] = usual.with_known(dict(zip(new, given, strict=True)))
-        gradients = tuple(gradient for gradient in given if gradient is not None)
-        self.gradient_bytes[index] = state_bytes(gradients)
-        distinct = {address_of(gradient): gradient for gradient in gradients}.values()
-        self._gradients[index] = [
-            (StorageWeakRef(gradient.untyped_storage()), allocated_bytes(gradient))
-            for gradient in distinct
-        ]
-        del distinct
+        gradients = {n: g for n, g in zip(new, given, strict=True) if g is not None}
+        self.gradient_bytes[index] = state_bytes(gradients.values())
+        self._gradients = {
+            n: StorageWeakRef(gradient.untyped_storage()) for n, gradient in gradients.items()
+        }
+        del gradients
         self.mark(BEFORE_BACKWARD, index)
         self._starts.pop(index, None)
         made: list[torch.Tensor | None] = []
@@ -343,9 +333,10 @@ class _Trip:
         count = len(sample.results[index]) - len(self.around.chain.stages[index].carried)
         values = sample.results[index][:count]
         new = [n for n, value in enumerate(values) if n not in passed and value.requires_grad]
+        noted = noting(state, partial(self.note_lasting, index))
         anchor = torch.empty(0, device=self.around.device, requires_grad=True)
         bridged = _Bridge.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
-            self, index, {n: values[n] for n in new}, anchor, *state
+            self, index, {n: values[n] for n in new}, anchor, *noted
         )
         known = dict(zip(new, bridged, strict=True))
         device = self.around.device

@@ -67,7 +67,6 @@ class BlockAccountant:
         gradients = self._gradient_bytes(index) + self._gradient_bytes(index + 1)
         gradients -= sum(s.gradient_bytes for s in self._skips if s.first <= index < s.last)
         backward = self._backward_level(index) + memory.backward_peak - all_given
-        backward += self.outside.backward[index].lasting_bytes  # a block alone may free them
         backward = max(backward, behind.peak - self._given_bytes(index)) - saved - gradients
         made = sum(s.bytes for s in self._skips if s.first == index + 1)
         return (
