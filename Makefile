@@ -6,16 +6,16 @@ BIN := .venv/bin
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import sys; sys.exit(sys.prefix != sys.base_prefix)" && \
   $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
-.PHONY: demo test test-long test-all test-gpu check docs format clean chromium coverage mutants wheel wheel-test
+.PHONY: demo test test-long test-all test-gpu check docs format clean kernels chromium coverage mutants wheel wheel-test
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
 
-test: .venv/ready-dev chromium
+test: .venv/ready-dev chromium kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # What is marked long: whole matrices, other processes. HALF=0 and HALF=1 are the halves of it.
-test-long: .venv/ready-dev chromium
+test-long: .venv/ready-dev chromium kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal -m long $(if $(HALF),--half $(HALF))
 
 test-all: test test-long
@@ -23,6 +23,12 @@ test-all: test test-long
 # On a machine with a GPU, one test after another: timings and peaks belong to one process.
 test-gpu: .venv/ready-dev
 	$(BIN)/python -m pytest -p no:xdist -m gpu
+
+# Two halves of the dynamic programs, compiled side by side; a matter of seconds once that is done.
+kernels: .venv/ready-dev
+	@for half in chain "hybrid join"; do \
+	  PYTHONPATH=. $(BIN)/python tests/support/compile_kernels.py $$half & \
+	done; wait
 
 # The browser in which reports are tested. Where it cannot be had, those tests skip and say so.
 chromium:

@@ -46,7 +46,7 @@ _MATRICES: Final = (
 """In these, `make test` runs one of the cases of a test; elsewhere the first and the last."""
 _LARGE: Final = re.compile(
     "ResNet-50|ResNet-101|ResNet-18|DenseNet-121|densenet_case|resnet_case|Inception v3|VGG-16|"
-    "ConvNeXt|ViT-B/16|U-Net|BERT|T5|CLIP|HF ViT|GPT-2|Llama"
+    "ConvNeXt|ViT-B/16|U-?Net|BERT|T5|CLIP|HF ViT|GPT-2|Llama"
 )
 """Networks that take seconds where others show the same; `make test` leaves them out."""
 

@@ -63,6 +63,7 @@ has_control_flow = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @has_control_flow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, in both
 @pytest.mark.parametrize("make", [Branching, Mapped])
@@ -367,6 +368,7 @@ class Trying(Wide):
         return x
 
 
+@pytest.mark.long
 def test_an_error_of_torch_that_the_model_catches() -> None:
     require_trains_equally(Trying, SAMPLE)
     require_refused(Trying, SAMPLE, r"is not the model, which catches an error: ", by="graph")

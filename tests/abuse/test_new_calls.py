@@ -110,6 +110,7 @@ class ChannelsLast(nn.Module):
         return self.layers(self.first(x).permute(0, 3, 1, 2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage_options", [False, True])
 def test_a_last_batch_of_one_runs_again_by_the_same_kernels(*, stage_options: bool) -> None:
     two, one = Call((batch(2, 12, 12, 8),)), Call((batch(1, 12, 12, 8),))

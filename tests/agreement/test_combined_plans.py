@@ -134,6 +134,7 @@ def test_never_behind_either_way_alone(model: str, share: float) -> None:
         assert replay.peak_bytes <= combined.peak_bytes
 
 
+@pytest.mark.long
 def test_host_memory_that_is_enough_is_named() -> None:
     """Where recomputing alone does not fit: what is refused for little, fits in what is told."""
     measured = whole(gpt_case().measured)

@@ -54,6 +54,7 @@ def test_optimum_of_small_chains_is_that_of_exhaustive_search(
     agrees_with_search(CPSAT(discards=discards), profile, budget, hinted=start == "hinted")
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(small_chains(), RULES)
 def test_least_budget_of_small_chains_is_that_of_exhaustive_search(

@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PEAKS = re.compile(r"peak of a step: plain ([\d.]+) MiB, planned ([\d.]+) MiB")
 
 
+@pytest.mark.long
 def test_a_loop_of_plain_pytorch() -> None:
     _require_less_memory(_printed("plain_loop"))
 

@@ -107,6 +107,7 @@ def test_skip_connections_cross_many_cuts(family: str, skips: int) -> None:
     assert sum(len(cuts) > 1 for cuts in crossings_of(chain).values()) >= skips
 
 
+@pytest.mark.long
 def test_recomputation_on_detached_states_gives_the_same_gradients() -> None:
     """Stage by stage backward from checkpoints, as the executor will do it."""
     sample = zoo.build("U-Net")

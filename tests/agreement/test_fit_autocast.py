@@ -40,6 +40,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor)
     optimizer.step()
 
 
+@pytest.mark.long
 @each_way
 def test_a_context_for_each_step_is_trained_in(by: str) -> None:
     plain, planned, x = pair(by)

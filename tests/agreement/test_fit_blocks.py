@@ -689,6 +689,7 @@ def test_another_model_has_a_file_of_its_own(
     assert len(list(tmp_path.iterdir())) == files
 
 
+@pytest.mark.long
 def test_another_call_or_loss_has_a_file_of_its_own(tmp_path: Path) -> None:
     def loss_times(factor: float, output: Any) -> torch.Tensor:
         return loss_of(output) * factor

@@ -188,6 +188,7 @@ def with_blocks(make: Callable[[], Flat]) -> Model:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "words"),
     [

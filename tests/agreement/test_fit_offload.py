@@ -114,6 +114,7 @@ def test_sequential_copies_and_new_shapes() -> None:
     unfit(twin)
 
 
+@pytest.mark.long
 def test_plans_of_one_model_share_their_host_memory() -> None:
     case = perceptron_case()
     model: Any = copy.deepcopy(case.model)

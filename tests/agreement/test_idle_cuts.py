@@ -36,6 +36,7 @@ class WaveNet(nn.Module):
         return total
 
 
+@pytest.mark.long
 def test_what_plain_training_fits_in_is_enough_without_running_anything_again() -> None:
     """If all sums were kept, it would need a third more."""
     torch.manual_seed(0)

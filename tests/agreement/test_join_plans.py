@@ -290,6 +290,7 @@ def command(*arguments: str) -> Result:
     return CliRunner().invoke(chainstay.cli.app, arguments, env={"COLUMNS": "80"})
 
 
+@pytest.mark.long
 def test_the_command_line_plans_runs_and_shows_branches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,6 +259,7 @@ def test_a_plan_file_of_a_join_in_part_trains_another_copy_bit_for_bit(plan_path
     assert load_plan(again) == plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "text"),
     [({"replayed": [999]}, "has no option"), ({"stage": 99}, "of stage 99")],
@@ -277,6 +278,7 @@ def test_an_option_that_a_stage_of_a_join_does_not_have_is_refused(
         apply_plan(twins(), INPUTS, plan=tmp_path / "plan.json")
 
 
+@pytest.mark.long
 def test_options_are_found_again_in_the_file_of_costs(
     plan_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_sizes_that_depend_on_a_number_are_planned_for_each_number_once(
         model(X, 100 * unit)
 
 
+@pytest.mark.long
 def test_a_count_of_steps_is_planned_anew_only_where_sizes_change() -> None:
     plain = Given(more_in_later_steps)
     model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)

@@ -238,6 +238,7 @@ def test_most_schedules_here_need_free_discards() -> None:
     assert (len(orphaned), len(WITNESSES)) == (42, 54)
 
 
+@pytest.mark.long
 @FAMILIES
 @pytest.mark.parametrize("share", [0, 0.3])
 def test_the_optimum_of_the_measured_chain_fits_its_budget(

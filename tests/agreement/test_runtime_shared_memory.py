@@ -148,6 +148,7 @@ TIED = (
 UNTIED = (blocks, busy_forwards, convolutions, convolutions_with_input_gradient)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "near"),
     [

@@ -71,6 +71,7 @@ def language() -> tuple[nn.Module, torch.Tensor]:
     return model, tokens
 
 
+@pytest.mark.long
 def test_options_serve_smaller_calls(language: tuple[nn.Module, torch.Tensor]) -> None:
     model, tokens = language
     assert keeps_in_part(model)
@@ -114,6 +115,7 @@ def test_a_larger_call_is_measured_and_lends_to_those_below_it(measured: list[ob
     assert recomputes(model)
 
 
+@pytest.mark.long
 def test_a_smaller_call_that_fits_nowhere_is_refused_by_what_it_needs_itself() -> None:
     torch.manual_seed(0)
     model = Language().train()

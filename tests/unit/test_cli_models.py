@@ -177,6 +177,7 @@ def test_every_solver_takes_a_model() -> None:
         assert solution.peak_bytes <= solution.budget
 
 
+@pytest.mark.long
 def test_offloading_a_model_is_planned_and_run() -> None:
     text = done(f"plan {SQUEEZENET} -b 90% --repeats 1 --offload --link 100GB/s")
     for way in ("keep everything", "torch checkpoint", "recompute", "offload", "both"):
@@ -202,6 +203,7 @@ def test_estimates_for_a_device_that_is_not_here() -> None:
     assert "which nothing runs; use cpu or cuda" in told(f"bench {line}", 2)
 
 
+@pytest.mark.long
 def test_branches_are_planned_apart_and_run() -> None:
     assert "its branches meet" in chainstay("profile models.py:towers --repeats 1").stderr
     text = done("plan models.py:towers -b 90% --repeats 1")
@@ -222,6 +224,7 @@ def test_what_has_no_full_graph_is_cut_at_its_blocks() -> None:
     assert "equal, bit for bit" in done("run models.py:reading -p plan.json --steps 1")
 
 
+@pytest.mark.long
 def test_bench_shows_a_table_with_every_way() -> None:
     text = done(f"bench {GPT2} --budgets 90%,1% --steps 1 --segments 1 --repeats 1")
     for way in (r"plain PyTorch +\d.* 0.0%", r"torch checkpoint +\d.*%", r"chainstay 90% +\d.*%"):

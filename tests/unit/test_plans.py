@@ -335,6 +335,7 @@ def mutated(document: Any, path: tuple[Any, ...], how: str, value: object) -> No
         document[last] = " ".join(words)
 
 
+@pytest.mark.long
 @settings(max_examples=600)
 @given(data=st.data())
 def test_mutated_plans_raise_nothing_but_errors_of_ours(data: st.DataObject) -> None:
