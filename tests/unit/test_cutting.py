@@ -64,6 +64,19 @@ class Normalizing(nn.Module):
         return functional.gelu(total)
 
 
+class Twice(nn.Module):
+    """A batch goes twice through one network, whose norms count both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh()) for _ in range(3)]
+        self.tower = nn.Sequential(*[module for layer in layers for module in layer])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        again: torch.Tensor = self.tower(self.tower(x))
+        return again
+
+
 def require_repeatable(chain: GraphChain, inputs: Sequence[Any]) -> None:
     """When all have run, each stage runs again to the same state: what it changes is put back."""
     state, shared = chain.begin(inputs)
@@ -79,13 +92,18 @@ def require_repeatable(chain: GraphChain, inputs: Sequence[Any]) -> None:
         assert all(map(torch.equal, stage(given, shared), expected)), stage.name
 
 
-@pytest.mark.parametrize("make", [Peaks, Reading, Normalizing])
+@pytest.mark.parametrize("make", [Peaks, Reading, Normalizing, Twice])
 def test_stages_run_again_to_the_same_state(make: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = make(), torch.randn(32, 16)
     chain, inputs = chain_of(model, x)
     assert len(chain.stages) > 1
     require_repeatable(chain, inputs)
+
+
+def test_a_network_that_runs_twice_is_cut_within() -> None:
+    chain, _ = chain_of(Twice(), torch.randn(32, 16))
+    assert len(chain.stages) >= 6, [stage.name for stage in chain.stages]
 
 
 def perceptron(widths: list[int]) -> nn.Sequential:

@@ -90,7 +90,7 @@ def crossings_among(
     return Crossings(operators, first, last, movable, observed)
 
 
-def forbidden_places(crossings: Crossings) -> set[int]:
+def forbidden_places(crossings: Crossings, *, with_counters: bool = False) -> set[int]:
     """Return the places where a cut would break something.
 
     * Between an operator that gives no single tensor and those who take what it gives: a state
@@ -99,6 +99,9 @@ def forbidden_places(crossings: Crossings) -> set[int]:
       state in front of it.
     * Between a mere reader of an input and a later change of it: run again, the reader would
       see the change. (What a stage changes itself is put back before it runs again.)
+
+    `with_counters`, places between two changes of a counter that nobody reads, such as BatchNorm's
+    number of batches, are among them: a network that runs twice is then in one piece.
     """
     observed, forbidden = crossings.observed, set[int]()
     for node in crossings.operators:
@@ -108,8 +111,9 @@ def forbidden_places(crossings: Crossings) -> set[int]:
     for index, node in enumerate(crossings.operators):
         for storage in observed[node].written:
             forbidden.update(range(begun.get(storage, index), index))
-        for storage in observed[node].storages:
-            begun.setdefault(storage, index)
+        if with_counters or crossings.last[node] >= index:
+            for storage in observed[node].storages:
+                begun.setdefault(storage, index)
         for argument in node.all_input_nodes:
             if argument.op == "placeholder":
                 for storage in set(observed[argument].storages) - observed[node].written:

@@ -186,15 +186,26 @@ def cut_into_chain(
 ) -> GraphChain:
     """Cut a graph where little crosses.
 
+    A join is not cut between two runs of a network that counts them, as BatchNorm does: its
+    branches are planned apart, or all of it is kept in part, which is as good as cuts within.
+
     Raises:
         NoStagesError: It gives something that is neither a tensor nor a number.
     """
     crossings = find_crossings(observed)
-    cuts = choose_cuts(crossings, granularity, blocks)
-    chain = _cut_at(crossings, cuts)
+    _require_tensors(crossings)
     between_blocks = choose_cuts(crossings, "blocks", blocks)
-    borders = (index for index, cut in enumerate(cuts, 1) if cut in between_blocks)
-    return replace(chain, borders=(0, *borders, len(chain.stages)))
+
+    def chain_at(cuts: tuple[int, ...]) -> GraphChain:
+        chain = _assemble(CutGraph(crossings, cuts))
+        borders = (index for index, cut in enumerate(cuts, 1) if cut in between_blocks)
+        return replace(chain, borders=(0, *borders, len(chain.stages)))
+
+    chain = as_join = chain_at(choose_cuts(crossings, granularity, blocks))
+    if forbidden_places(crossings, with_counters=True) != forbidden_places(crossings):
+        as_join = chain_at(choose_cuts(crossings, granularity, blocks, with_counters=True))
+    refusal = _refusal_as_join(crossings)
+    return replace(chain, not_a_join=refusal) if refusal else as_join
 
 
 def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | None:
@@ -204,22 +215,27 @@ def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | No
     places = tuple(cut + len(observed.numbers) for cut in cuts)
     if not forbidden.isdisjoint(places) or any(n >= len(crossings.operators) for n in places):
         return None
-    return _cut_at(crossings, places)
+    _require_tensors(crossings)
+    chain = _assemble(CutGraph(crossings, places))
+    return replace(chain, not_a_join=_refusal_as_join(crossings))
 
 
-def _cut_at(crossings: Crossings, cuts: tuple[int, ...]) -> GraphChain:
+def _require_tensors(crossings: Crossings) -> None:
     for node in crossings.at(len(crossings.operators) - 1):
         if crossings.observed[node].tensor is None:
             raise NoStagesError(
                 f"the forward returns {node.name}, which is neither a tensor nor a number that is "
                 "known before; return tensors"
             )
-    chain = _assemble(CutGraph(crossings, cuts))
+
+
+def _refusal_as_join(crossings: Crossings) -> str:
+    """Return why a graph is no join, empty if it is one; call it last, as it changes the graph."""
     try:
-        find_towers(crossings.observed, crossings.movable)  # changes the graph, so it comes last
+        find_towers(crossings.observed, crossings.movable)
     except NotAJoinError as refusal:
-        return replace(chain, not_a_join=str(refusal))
-    return chain
+        return str(refusal)
+    return ""
 
 
 def _assemble(cut: CutGraph) -> GraphChain:

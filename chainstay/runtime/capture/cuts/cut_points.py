@@ -51,15 +51,20 @@ class _CutPlace:
 
 
 def choose_cuts(
-    crossings: Crossings, granularity: Granularity, blocks: frozenset[str]
+    crossings: Crossings,
+    granularity: Granularity,
+    blocks: frozenset[str],
+    *,
+    with_counters: bool = False,
 ) -> tuple[int, ...]:
-    """Return the places of the cuts, in order.
+    """Return the places of the cuts, in order; `with_counters` is as for `forbidden_places`.
 
     With ``"fine"`` these are all good cuts; with ``"blocks"``, those of them between two of the
     `blocks`, children of the model's lists of layers. With a number, stages with least saved bytes
     are joined until there are no more than so many.
     """
-    places = _allowed_places(crossings)
+    forbidden = forbidden_places(crossings, with_counters=with_counters)
+    places = _allowed_places(crossings, forbidden)
     count = len(crossings.operators)
 
     def saved(start: int, end: int) -> int:
@@ -79,9 +84,9 @@ def choose_cuts(
     return tuple(cuts)
 
 
-def _allowed_places(crossings: Crossings) -> list[_CutPlace]:
+def _allowed_places(crossings: Crossings, forbidden: set[int]) -> list[_CutPlace]:
     """Return the allowed places with a state that something requires a gradient of."""
-    observed, forbidden = crossings.observed, forbidden_places(crossings)
+    observed = crossings.observed
     saved = {storage for node in crossings.operators for storage in observed[node].saved}
     places = []
     for index, state in enumerate(crossings.sweep()):
