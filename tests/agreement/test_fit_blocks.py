@@ -160,6 +160,28 @@ def test_gradients_lie_as_the_code_behind_the_blocks_leaves_them() -> None:
     assert shown(planned).solution.peak_bytes == peak(planned, sample)
 
 
+class Rectified(nn.Module):
+    """Has blocks that change their input in place, which nobody else reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(32))
+        layers = (nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+        block = nn.Sequential(nn.ReLU(inplace=True), *layers)
+        self.blocks = nn.ModuleList(copy.deepcopy(block) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x + self.bias)
+        return x
+
+
+def test_copies_of_what_blocks_change_count_only_where_these_run_again() -> None:
+    torch.manual_seed(0)
+    sample = SampleUnder((torch.randn(256, 32),))
+    require_by_blocks(Rectified(), sample, "all", "(blocks.0 to blocks.3)", by="blocks")
+
+
 class Narrowing(nn.Module):
     """Keeps next to nothing of what its wide blocks return."""
 
