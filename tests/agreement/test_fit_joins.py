@@ -8,6 +8,7 @@ import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from chainstay.fitting.strategies import joins
 from chainstay.planning.join import peak_of_join, runnable_orders
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin
+from chainstay.runtime.joins.measured_join import measure_join
 from chainstay.schedule import Schedule
 from chainstay.solve import solve_join
 from interrupting import Interrupting
@@ -275,6 +277,18 @@ def test_fit_takes_the_join_where_the_chain_needs_more() -> None:
     required = error.value.required
     chainstay.fit(model, args, budget=required, loss=loss_of, progress=False, repeats=1)
     assert all(map(torch.equal, plain, _step(model, args)))
+
+
+def test_branches_are_measured_once_where_a_budget_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The least budget that the error names is tried as well."""
+    measure = Mock(wraps=measure_join)
+    monkeypatch.setattr(joins, "measure_join", measure)
+    model, args = Perceptrons(16, 1), (torch.randn(8, 16), torch.randn(8, 16))
+    with pytest.raises(InfeasibleBudgetError):
+        chainstay.fit(model, args, budget=1, progress=False, repeats=1, stage_options=False)
+    assert measure.call_count == 1
 
 
 def _step(model: nn.Module, args: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from chainstay.errors import PlanMismatchError
 from chainstay.fitting.planner import GraphCall, PlannerSettings
@@ -36,13 +36,19 @@ class JoinAttempt:
     settings: PlannerSettings
     loss: Callable[[GraphJoin], ChainStage | None]
     blocks: frozenset[str]
+    _known: list[tuple[GraphJoin, MeasuredJoin]] = field(default_factory=list)
 
     def measured(self) -> tuple[GraphJoin, MeasuredJoin]:
-        """Return the graph as branches, and what they cost.
+        """Return the graph as branches, and what they cost; it is measured once.
 
         Raises:
             NotAJoinError: The model is no join after all; the text says why.
         """
+        if not self._known:
+            self._known.append(self._measured_now())
+        return self._known[0]
+
+    def _measured_now(self) -> tuple[GraphJoin, MeasuredJoin]:
         call, settings = self.call, self.settings
         join = cut_into_join(call.observed_again(), settings.granularity, self.blocks)
         with progress_bar(wanted=settings.progress) as bar, measuring(call.device):

@@ -147,6 +147,7 @@ class Trial:
         of_model.known = {
             key: pair for key, pair in of_graph.known.items() if key not in self.written
         }
+        of_model.leaves = {**of_graph.leaves}
         of_model.of_all(self.inputs)
         return of_model, of_graph
 

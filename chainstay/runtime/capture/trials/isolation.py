@@ -42,10 +42,12 @@ class StandIns:
     Attributes:
         written: Identities of tensors that are going to be changed in place: these are copied.
         known: Stand-ins so far, by the identity of the tensor, which is held meanwhile.
+        leaves: The leaves below the stand-ins that are none, by the same.
     """
 
     written: Collection[int] = ()
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    leaves: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def of_all(self, values: Iterable[Any]) -> tuple[Any, ...]:
         """Return the stand-ins of tensors; numbers as they are."""
@@ -71,11 +73,15 @@ class StandIns:
             )
             return made
         alike.requires_grad_(tensor.requires_grad)
-        return alike if tensor.is_leaf else alike.clone()  # a leaf may not be changed in place
+        if tensor.is_leaf:
+            return alike
+        self.leaves[id(tensor)] = alike
+        return alike.clone()  # a leaf may not be changed in place
 
     def originals(self) -> dict[int, int]:
         """Return the identities of the tensors that are stood for, by those of their stand-ins."""
-        return {id(made): key for key, (_, made) in self.known.items()}
+        made = {id(made): key for key, (_, made) in self.known.items()}
+        return made | {id(leaf): key for key, leaf in self.leaves.items()}
 
     def memo(self) -> dict[int, Any]:
         """Return a memo for `copy.deepcopy`: copies of the user's objects get these stand-ins."""

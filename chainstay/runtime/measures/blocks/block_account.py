@@ -94,6 +94,8 @@ class BlockAccountant:
         observed, memory, is_end = self.observed[index], self.memories[index], self._is_end(index)
         start = self.chain.segment_of(index)
         made = 0 if is_end else observed.made_bytes
+        # A stage that runs again reads copies of an input that somebody changes in place.
+        copies = observed.given.bytes if self.chain.stages[index].is_input_changed else 0
         before, behind = self.outside.before[index], self.outside.behind_backward(index)
         return observed.cost(
             self.kept(memory, index, index),
@@ -102,6 +104,7 @@ class BlockAccountant:
             output_bytes=0 if is_end else self._counted(observed.result, start),
             gradient_bytes=self._gradient_bytes(index + 1) + self._tied.beside(index + 1),
             dropping_bytes=self._forward_bytes(index, memory.dropped_peak, made),
+            environment_bytes=observed.environment_bytes + copies,
             random_bytes=0,
             again_bytes=self._again_bytes(index),
         )
@@ -196,19 +199,14 @@ def standing_bytes_of(
     around: Around,
     autocast: Autocast | None,
 ) -> int:
-    """Inputs of the model, what blocks do not drop, copies of inputs that are changed."""
+    """Inputs of the model, what blocks do not drop."""
     total = around.input_bytes
     leaves = [seen.leaves for seen in observed]
     total += autocast_copies_bytes([*leaves, outside.leaves], autocast)
     total += lasting_bytes(observed, memories)
-    blocks = around.chain.stages
-    total += sum(
-        seen.given.bytes
-        for stage, seen in zip(blocks, observed, strict=True)
-        if stage.is_input_changed
-    )
     # What collectives gather and reduce goes when their own threads let it go: beside a block
     # there may be the parameters and the gradients of a neighbour, now and then.
-    sharded = [whole_bytes(stage.block) for stage in blocks if stage.block is not None]
+    blocks = [stage.block for stage in around.chain.stages]
+    sharded = [whole_bytes(block) for block in blocks if block is not None]
     total += 2 * max(sharded, default=0)
     return total
