@@ -495,6 +495,29 @@ def test_unfit_deepcopy_and_steps_that_fail() -> None:
     assert vars(model).keys() == vars(plain).keys()
 
 
+class Transformed(nn.Module):
+    """Calls its last blocks under transforms of torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(16) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks[:3]:
+            x = block(x)
+        x = torch.func.vmap(self.blocks[3], randomness="different")(x)
+        found = torch.func.jvp(self.blocks[4], (x,), (torch.ones_like(x),))
+        tangent: torch.Tensor = found[1]
+        return x + tangent.sin()
+
+
+def test_blocks_under_transforms_of_torch_func_run_by_themselves() -> None:
+    torch.manual_seed(3)
+    sample = SampleUnder((torch.randn(4, 6, 16),))
+    planned = require_planned(Transformed().train(), sample, "least", by="blocks")
+    assert "blocks (blocks.0 to blocks.2)" in str(planned.chainstay)
+
+
 def _fails(*_: object) -> None:
     raise RuntimeError("on purpose")
 
