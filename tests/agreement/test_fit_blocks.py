@@ -383,6 +383,26 @@ def test_models_that_decide_by_values(
     assert len(shown(planned).plans) == 1, "the other way at run time is the same plan"
 
 
+class Padding(nn.Module):
+    """Pads by a number that it computes from a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Conv1d(4, 4, 3) for _ in range(3))
+        self.stride = nn.Buffer(torch.tensor(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            missing: Any = torch.ceil(self.stride / 2).long() * self.stride - 1
+            x = functional.pad(block(x), (1, missing))
+        return x
+
+
+def test_a_shape_that_depends_on_values_is_told() -> None:
+    sample = SampleUnder((torch.randn(2, 4, 33),))
+    require_by_blocks(Padding(), sample, "all", "whose shape depends on the values of a tensor")
+
+
 class Cache:
     """Keys of each layer, as language models keep them for generating."""
 
