@@ -58,7 +58,7 @@ _PLANNING: Final = RLock()
 
 
 class _CachesNeededError(Exception):
-    """The model gives other bits without its caches; nothing has been run yet."""
+    """The model gives other bits without its caches, or fails; nothing has been run yet."""
 
 
 class Fitted:
@@ -104,8 +104,9 @@ class Fitted:
             except _CachesNeededError:
                 self._caching = ()
                 say(
-                    f"{self._name} gives other bits without its cache of keys and values, so the "
-                    "plan has it, too; with config.use_cache = False it takes less memory",
+                    f"{self._name} gives other bits without its cache of keys and values, or "
+                    "fails, so the plan has it, too; where it runs with config.use_cache = False, "
+                    "that takes less memory",
                     wanted=self.settings.progress,
                 )
         return run()

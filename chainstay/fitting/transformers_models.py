@@ -23,7 +23,7 @@ from torch import nn
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.cuts.stage_names import outermost
 from chainstay.runtime.capture.output_leaves import output_leaves
-from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.call import Call, SampleFailsError
 from chainstay.runtime.capture.trials.equivalence import Trial
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.devices.sharding import is_sharded
@@ -57,14 +57,14 @@ def caches_set(configs: Sequence[Any], *, kept: bool) -> Iterator[None]:
 
 
 def is_same_without_caches(call: Call, configs: Sequence[Any]) -> bool:
-    """Whether `call` gives the same as with caches, gradients included.
+    """Whether `call` gives the same as with caches, gradients included; it may fail without.
 
     Args:
         call: A call of the model.
         configs: The configurations in it whose caches are off at present, and were on.
 
     Raises:
-        SampleFailsError: The model itself fails on the call.
+        SampleFailsError: The model itself fails on the call, with caches, too.
     """
     if is_sharded(call.model):  # no copy of such a model can be tried
         return True
@@ -79,7 +79,15 @@ def is_same_without_caches(call: Call, configs: Sequence[Any]) -> bool:
         with caches_set(own, kept=True):
             return output_leaves(shadow())
 
-    return Trial(call, inputs, with_caches, frozenset(), call.device).is_same()
+    try:
+        return Trial(call, inputs, with_caches, frozenset(), call.device).is_same()
+    except SampleFailsError:
+        with (
+            Host(call, call.device).fresh() as (shadow, run),
+            caches_set([*compress(caching_configs(shadow), are_off)], kept=True),
+        ):
+            run()
+        return False
 
 
 @contextmanager

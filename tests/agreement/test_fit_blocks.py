@@ -433,6 +433,26 @@ def test_models_that_decide_by_values(
     assert len(shown(planned).plans) == 1, "the other way at run time is the same plan"
 
 
+class Padding(nn.Module):
+    """Pads by a number that it computes from a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Conv1d(4, 4, 3) for _ in range(3))
+        self.stride = nn.Buffer(torch.tensor(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            missing: Any = torch.ceil(self.stride / 2).long() * self.stride - 1
+            x = functional.pad(block(x), (1, missing))
+        return x
+
+
+def test_a_shape_that_depends_on_values_is_told() -> None:
+    sample = SampleUnder((torch.randn(2, 4, 33),))
+    require_by_blocks(Padding(), sample, "all", "whose shape depends on the values of a tensor")
+
+
 class Cache:
     """Keys of each layer, as language models keep them for generating."""
 
@@ -543,6 +563,29 @@ def test_unfit_deepcopy_and_steps_that_fail() -> None:
     assert differences(trained(model, sample), expected) == []
     chainstay.unfit(model)
     assert vars(model).keys() == vars(plain).keys()
+
+
+class Transformed(nn.Module):
+    """Calls its last blocks under transforms of torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(16) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks[:3]:
+            x = block(x)
+        x = torch.func.vmap(self.blocks[3], randomness="different")(x)
+        found = torch.func.jvp(self.blocks[4], (x,), (torch.ones_like(x),))
+        tangent: torch.Tensor = found[1]
+        return x + tangent.sin()
+
+
+def test_blocks_under_transforms_of_torch_func_run_by_themselves() -> None:
+    torch.manual_seed(3)
+    sample = SampleUnder((torch.randn(4, 6, 16),))
+    planned = require_planned(Transformed().train(), sample, "least", by="blocks")
+    assert "blocks (blocks.0 to blocks.2)" in str(planned.chainstay)
 
 
 def _fails(*_: object) -> None:

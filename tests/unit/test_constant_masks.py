@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import chainstay
 from chainstay.runtime.capture import constant_masks
@@ -103,6 +104,21 @@ class SharedHeads(Attention):
         return x
 
 
+class Checkpointed(Attention):
+    """Layers in a `torch.utils.checkpoint` each, which are handed the mask."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.mask(x)
+        for layer in self.layers:
+            x = checkpoint(self.attend, layer, x, mask, use_reentrant=False)
+        return x
+
+    def attend(self, layer: nn.Linear, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in layer(x).chunk(3, -1))
+        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + attended.transpose(1, 2).flatten(2)
+
+
 def traced(model: nn.Module) -> fx.GraphModule:
     graphs: list[fx.GraphModule] = []
 
@@ -119,16 +135,19 @@ def traced(model: nn.Module) -> fx.GraphModule:
 
 def attentions(graph: fx.GraphModule) -> list[tuple[bool, bool]]:
     """Whether it has a mask, and whether it is causal, of each attention."""
+    bodies = [body for body in graph.modules() if isinstance(body, fx.GraphModule)]
     return [
         (node.kwargs.get("attn_mask") is not None, bool(node.kwargs.get("is_causal")))
-        for node in graph.graph.nodes
+        for body in bodies
+        for node in body.graph.nodes
         if node.target is functional.scaled_dot_product_attention
     ]
 
 
+@pytest.mark.parametrize("kind", [Attention, Checkpointed])
 @pytest.mark.parametrize("hides_future", [True, False])
-def test_a_mask_of_constants_is_left_out(*, hides_future: bool) -> None:
-    model = Attention(causal if hides_future else lambda x: causal(x) | True)
+def test_a_mask_of_constants_is_left_out(*, hides_future: bool, kind: type[Attention]) -> None:
+    model = kind(causal if hides_future else lambda x: causal(x) | True)
     graph = traced(model)
     assert constant_masks_left_out(graph)
     assert attentions(graph) == [(False, hides_future)] * 4
@@ -136,9 +155,10 @@ def test_a_mask_of_constants_is_left_out(*, hides_future: bool) -> None:
     graph.graph.lint()
 
 
+@pytest.mark.parametrize("kind", [Attention, Checkpointed])
 @pytest.mark.parametrize("name", KEPT)
-def test_other_masks_are_kept(name: str) -> None:
-    graph = traced(Attention(KEPT[name]))
+def test_other_masks_are_kept(name: str, kind: type[Attention]) -> None:
+    graph = traced(kind(KEPT[name]))
     assert not constant_masks_left_out(graph)
     assert attentions(graph) == [(True, False)] * 4
 
@@ -174,8 +194,11 @@ def test_a_mask_that_should_not_have_been_left_out_is_kept_after_all(
     assert "by blocks" not in str(model.chainstay)
 
 
-def test_a_model_whose_mask_was_left_out_has_plain_gradients() -> None:
-    assert has_plain_gradients(Attention(causal))
+@pytest.mark.parametrize("kind", [Attention, Checkpointed])
+def test_a_model_whose_mask_was_left_out_has_plain_gradients(kind: type[Attention]) -> None:
+    model = kind(causal)
+    assert has_plain_gradients(model)
+    assert "by blocks" not in str(model.chainstay)
 
 
 def test_keys_that_are_repeated_for_a_mask_only_are_not_without_it(

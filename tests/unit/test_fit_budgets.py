@@ -103,8 +103,25 @@ def test_caches_are_kept_where_the_bits_depend_on_them(capsys: pytest.CaptureFix
         output, _ = model(torch.ones(1, 2))
         assert torch.equal(output, expected)
     assert model.config.use_cache
-    told = "Caching gives other bits without its cache of keys and values, so the plan has it"
+    told = "Caching gives other bits without its cache of keys and values, or fails, so the plan"
     assert capsys.readouterr().err.count(told) == 1
+
+
+class NeedingCache(Caching):
+    """Fails without its cache."""
+
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output, _ = super().forward(batch)
+        return (output,)
+
+
+def test_caches_are_kept_where_the_model_fails_without() -> None:
+    model = NeedingCache()
+    (expected,) = model(torch.ones(1, 2))
+    fit(model, budget="1MiB", repeats=1, progress=False)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(1, 3))  # with it, too
+    assert torch.equal(model(torch.ones(1, 2))[0], expected)
 
 
 class Checkpointed(nn.Sequential):

@@ -14,14 +14,16 @@ Where several heads of queries share keys and values (grouped-query attention), 
 from __future__ import annotations
 
 import operator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any, Final, cast
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional
 
-from chainstay.runtime.capture.subgraphs import called_name, example_of, subgraph
+from chainstay.runtime.capture.subgraphs import CHECKPOINTS, called_name, example_of, subgraph
 
 _MOST_ENTRIES: Final = 2**28
 """The entries up to which a mask is made once, so that its values can be looked at."""
@@ -48,23 +50,62 @@ def constant_masks_left_out(module: fx.GraphModule) -> bool:
         Whether any was left out. The model itself may pass it: then it has other kernels.
     """
     masks: dict[fx.Node, bool | None] = {}
-    for node in module.graph.nodes:
-        mask = node.kwargs.get("attn_mask")
-        if node.target is not functional.scaled_dot_product_attention or len(node.args) != 3:
-            continue
-        if not isinstance(mask, fx.Node) or node.kwargs.get("is_causal"):
-            continue
+    for node, mask in list(_masked_attention(module, {})):
         if mask not in masks:
             masks[mask] = _is_causal(mask, *map(_length, node.args[:2]))
         if (is_causal := masks[mask]) is not None:
             node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": is_causal}
             _share_heads(node)
+    _hand_over_what_is_read(module)
     for mask in masks:
         for node in reversed(_constants_behind(mask) or ()):
             if not node.users:
-                module.graph.erase_node(node)
-    module.recompile()
+                node.graph.erase_node(node)
     return any(is_causal is not None for is_causal in masks.values())
+
+
+def _masked_attention(
+    module: fx.GraphModule, given: Mapping[fx.Node, fx.Node]
+) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Yield the calls of attention with a mask, and what makes the mask in the outermost graph.
+
+    Args:
+        module: A graph; those that it wraps in `torch.utils.checkpoint` are looked through.
+        given: What its placeholders stand for.
+    """
+    for node in module.graph.nodes:
+        if (inner := _checkpointed(node)) is not None:
+            pairs = _arguments_of(node, inner)
+            outer = {key: given.get(node, node) for key, node in pairs if isinstance(node, fx.Node)}
+            yield from _masked_attention(inner, outer)
+        mask = node.kwargs.get("attn_mask")
+        if node.target is not functional.scaled_dot_product_attention or len(node.args) != 3:
+            continue
+        if isinstance(mask, fx.Node) and not node.kwargs.get("is_causal"):
+            yield node, given.get(mask, mask)
+
+
+def _hand_over_what_is_read(module: fx.GraphModule) -> None:
+    """Give graphs in `torch.utils.checkpoint` nothing for what they do not read any more."""
+    for node in module.graph.nodes:
+        if (inner := _checkpointed(node)) is not None:
+            _hand_over_what_is_read(inner)
+            read = (value if key.users else None for key, value in _arguments_of(node, inner))
+            node.args = (node.args[0], *read)
+    module.recompile()
+
+
+def _checkpointed(node: fx.Node) -> fx.GraphModule | None:
+    """Return the graph that a node runs in a `torch.utils.checkpoint`, if no other runs it."""
+    body = node.args[0] if called_name(node) in CHECKPOINTS else None
+    if not isinstance(body, fx.Node) or len(body.users) > 1:
+        return None
+    return cast("fx.GraphModule", attrgetter(str(body.target))(node.graph.owning_module))
+
+
+def _arguments_of(node: fx.Node, inner: fx.GraphModule) -> list[tuple[fx.Node, Any]]:
+    """Return the placeholders of a graph that a node runs, each with what it is given."""
+    return list(zip(inner.graph.find_nodes(op="placeholder"), node.args[1:], strict=True))
 
 
 def _share_heads(attention: fx.Node) -> None:

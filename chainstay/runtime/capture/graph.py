@@ -27,6 +27,7 @@ from chainstay.runtime.capture.custom_functions import OPERATOR, CustomFunction
 from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
 from chainstay.runtime.capture.recurrent_layers import has_layers, split_layers
 from chainstay.runtime.capture.subgraphs import (
+    CHECKPOINTS,
     REGIONS,
     AutocastRegion,
     GradientRegion,
@@ -99,8 +100,7 @@ def _computes(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method", "call_module")
 
 
-_CHECKPOINTS: Final = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
-_INLINED: Final = (*_CHECKPOINTS, "wrap")
+_INLINED: Final = (*CHECKPOINTS, "wrap")
 """Higher-order operators that only call the graph they are given."""
 
 RUN_AGAIN: Final = "run_again"
@@ -228,7 +228,7 @@ class _GraphCopier:
         if name in _INLINED and isinstance(first, fx.GraphModule):
             last = next(iter(reversed(self.graph.nodes)), None)
             copies[node] = self._inlined(node, copies)
-            if name in _CHECKPOINTS:
+            if name in CHECKPOINTS:
                 for copy in takewhile(lambda copy: copy is not last, reversed(self.graph.nodes)):
                     copy.meta[RUN_AGAIN] = bool(node.kwargs.get("preserve_rng_state", True))
         elif name == OPERATOR:

@@ -19,6 +19,9 @@ from torch import fx, nn
 REGIONS: Final = "regions"
 """The key in a node's ``meta`` of the modes that the operator runs in."""
 
+CHECKPOINTS: Final = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
+"""Operators that call a graph in a `torch.utils.checkpoint`: their first argument."""
+
 
 @dataclass(frozen=True, slots=True)
 class AutocastRegion:

@@ -72,6 +72,10 @@ _REASONS: Final[Mapping[str, str]] = {
         "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide by a "
         "Python bool or number that the module keeps, or that the call is given"
     ),
+    "(?i)unbacked symbol": (
+        "something is made whose shape depends on the values of a tensor; compute it from sizes "
+        "and from numbers that the module keeps"
+    ),
     "does not support sparse": (
         "it reads a sparse tensor that no graph takes: one of rows or columns (CSR, CSC), which "
         "to_sparse_coo() changes, or one that is trained"

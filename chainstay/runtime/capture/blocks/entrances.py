@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from chainstay.runtime.capture.trials.compiled_calls import CompiledCall, compiler_of, is_wrapped
+from chainstay.runtime.capture.trials.dispatch_modes import is_transformed
 from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
     restore_forward,
@@ -51,7 +52,8 @@ def open_entrance(block: nn.Module) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return plain(self, *args, **kwargs)
-        handler = _handler() if torch.is_grad_enabled() and opened() is self else None
+        is_handed = torch.is_grad_enabled() and opened() is self and not is_transformed()
+        handler = _handler() if is_handed else None
         if handler is None:
             return unbound_forward(self)(self, *args, **kwargs)  # its class may be another by now
         with handed_to(None):  # what is in the block is part of it

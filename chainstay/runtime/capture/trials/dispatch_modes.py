@@ -85,6 +85,11 @@ def _switch(modes: Sequence[TorchDispatchMode], *, on: bool) -> None:
             TorchDispatchMode.__exit__(mode, None, None, None)
 
 
+def is_transformed() -> bool:
+    """Whether a transform of torch.func (grad, jvp, vmap) is on."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001  # no public way
+
+
 def require_no_transform(name: str) -> None:
     """Refuse what may change results, which a recomputation would miss; torch's own look on."""
     if forward_ad._current_level >= 0:  # noqa: SLF001  # no public way
@@ -94,7 +99,7 @@ def require_no_transform(name: str) -> None:
             "chainstay.unfit(model)"
         )
     found = ""
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  # no public way
+    if is_transformed():
         found = "a transform of torch.func"
     elif torch._C._len_torch_dispatch_stack():  # noqa: SLF001  # likewise
         modes = map(type, _get_current_dispatch_mode_stack())
