@@ -58,8 +58,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "validation/chain_memory.py",
-        "is_first = not self.has_run.issuperset(stages)",
-        "is_first = self.has_run.isdisjoint(stages)",
+        "return bool(new)",
+        "return len(new) == len(stages)",
         "unit/test_simulate_options.py::test_a_record_of_several_stages_is_first_if_one_of_them_is",
     ),
     Mutant(

@@ -30,6 +30,19 @@ MUTANTS: Final = (
         "agreement/test_fit_blocks.py::test_gradients_lie_as_the_code_behind_the_blocks_leaves_them",
     ),
     Mutant(
+        "runtime/measures/boundary.py",
+        "for index in ctx.made.lasting]",
+        "for index in ()]",
+        "agreement/test_fit_blocks.py::"
+        "test_a_gradient_that_others_hold_counts_beside_a_block_that_frees_it",
+    ),
+    Mutant(
+        "runtime/capture/cuts/crossings.py",
+        "if with_counters or crossings.last[node] >= index:",
+        "if True:",
+        "unit/test_cutting.py::test_a_network_that_runs_twice_is_cut_within",
+    ),
+    Mutant(
         "runtime/stage/assumed_loss.py",
         "return cls(whole + _NUMBERS, 0, whole, given)",
         "return cls(_NUMBERS, 0, whole, given)",
