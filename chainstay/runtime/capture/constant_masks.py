@@ -86,7 +86,7 @@ def _masked_attention(
 
 
 def _hand_over_what_is_read(module: fx.GraphModule) -> None:
-    """Give graphs in `torch.utils.checkpoint` nothing for what they do not read any more."""
+    """Pass ``None`` to graphs in `torch.utils.checkpoint` for what they no longer read."""
     for node in module.graph.nodes:
         if (inner := _checkpointed(node)) is not None:
             _hand_over_what_is_read(inner)

@@ -100,8 +100,10 @@ def forbidden_places(crossings: Crossings, *, with_counters: bool = False) -> se
     * Between a mere reader of an input and a later change of it: run again, the reader would
       see the change. (What a stage changes itself is put back before it runs again.)
 
-    `with_counters`, places between two changes of a counter that nobody reads, such as BatchNorm's
-    number of batches, are among them: a network that runs twice is then in one piece.
+    Args:
+        crossings: The places of a graph.
+        with_counters: Whether to return places between two changes of a counter that nobody reads,
+            such as BatchNorm's number of batches, too: a network that runs twice is then one stage.
     """
     observed, forbidden = crossings.observed, set[int]()
     for node in crossings.operators:

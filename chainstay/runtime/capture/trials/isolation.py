@@ -42,7 +42,7 @@ class StandIns:
     Attributes:
         written: Identities of tensors that are going to be changed in place: these are copied.
         known: Stand-ins so far, by the identity of the tensor, which is held meanwhile.
-        leaves: The leaves below the stand-ins that are none, by the same.
+        leaves: The leaf that a stand-in is a clone of, where it is one, by the same identity.
     """
 
     written: Collection[int] = ()
