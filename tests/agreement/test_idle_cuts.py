@@ -10,7 +10,7 @@ from torch import nn
 
 import chainstay
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.stage.idle_cuts import spans_over_idle_cuts
+from chainstay.runtime.stage.idle_cuts import spans_over
 from chainstay.schedule import OpKind
 from training_conditions import Sample, differences, shown, trained
 from twins import peak_of
@@ -59,13 +59,42 @@ def test_what_plain_training_fits_in_is_enough_without_running_anything_again() 
 
 
 @pytest.mark.parametrize(
-    ("idle", "spans"),
+    ("joined", "shortest", "spans"),
     [
-        ([0, 0, 0], []),
-        ([0, 9], [(0, 1)]),
-        ([0, 9, 9], [(0, 1), (0, 2)]),
-        ([0, 9, 9, 0, 4, 9], [(0, 1), (0, 2), (4, 5)]),
+        ("---", 2, []),
+        ("-#", 2, [(0, 1)]),
+        ("-##", 2, [(0, 1), (0, 2)]),
+        ("-##--#", 2, [(0, 1), (0, 2), (4, 5)]),
+        ("-##--#", 4, [(0, 2), (4, 5)]),
+        ("-#########", 4, [(0, 3), (0, 7), (4, 7), (8, 9)]),
     ],
 )
-def test_spans_are_over_idle_cuts(idle: list[int], spans: list[tuple[int, int]]) -> None:
-    assert spans_over_idle_cuts(idle, 5) == spans
+def test_spans_are_over_joined_cuts(
+    joined: str, shortest: int, spans: list[tuple[int, int]]
+) -> None:
+    assert spans_over([cut == "#" for cut in joined], shortest, 8) == spans
+
+
+def convolutions(layers: int = 8) -> nn.Sequential:
+    """A network of layers that are no blocks: each normalisation is cut from its convolution."""
+    blocks = [
+        module
+        for _ in range(layers)
+        for module in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    ]
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.Flatten(), nn.Linear(2048, 4))
+
+
+def test_what_cheap_stages_give_is_made_again_in_spans() -> None:
+    """No stage's own option drops what a rectifier gives, which the next convolution reads."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 16, 16)
+    plain = convolutions()
+    planned = copy.deepcopy(plain)
+    chainstay.fit(planned, (x,), budget="60%", loss=loss_of, granularity="fine", repeats=1)
+    solution, profile = shown(planned).solution, shown(planned).plans[-1].profile
+    assert isinstance(profile, ChainProfile)
+    assert all(op.kind in (OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD) for op in solution.schedule)
+    assert len(solution.schedule) < 2 * len(profile.stages), "stages are kept as one"
+    assert differences(trained(planned, Sample((x,))), trained(plain, Sample((x,)))) == []
+    assert peak_of(planned, x) + x.nbytes <= solution.peak_bytes

@@ -314,9 +314,15 @@ MUTANTS: Final = (
         "agreement/test_fit_autocast.py",
     ),
     Mutant(
-        "runtime/measures/option_costs.py",
-        "    further = spans_over_idle_cuts(idle, least)",
-        "    further = []",
+        "runtime/stage/idle_cuts.py",
+        "[cut.idle_bytes >= least for cut in cuts]",
+        "[False for _ in cuts]",
+        "agreement/test_idle_cuts.py",
+    ),
+    Mutant(
+        "runtime/stage/idle_cuts.py",
+        "was_cheap or is_cheap",
+        "False",
         "agreement/test_idle_cuts.py",
     ),
     Mutant(

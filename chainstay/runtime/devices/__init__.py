@@ -8,6 +8,7 @@
 `profiled_memory`   the same on the CPU, by the profiler
 `stopwatch`         the time of one call
 `device_memory`     what is free on a device for a training step
+`kernel_watch`      a look at every kernel that runs
 `autocast`          autocast's settings
 `backend_settings`  settings of torch's kernels
 `generators`        random numbers that are not torch's

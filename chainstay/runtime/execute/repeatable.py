@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Final, Self, cast
+from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from chainstay.runtime.devices.kernel_watch import KernelWatch
 from chainstay.runtime.stage.states import bytes_of, is_equal, sums_of_bytes, tensors_in
 
 REMEDY: Final = (
@@ -59,38 +59,15 @@ def is_repeated(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @dataclass
-class OperatorLog(TorchDispatchMode):
-    """Every kernel that runs inside, with a digest of what it gives.
-
-    What torch.compile has compiled runs as it was before: under a mode, TorchDynamo would mark its
-    code as not to be compiled, for as long as the process lives.
-    """
+class OperatorLog(KernelWatch):
+    """Every kernel that runs inside, with a digest of what it gives."""
 
     entries: list[tuple[object, ...]] = field(default_factory=list)
-    _inside: ExitStack = field(default_factory=ExitStack)
 
-    def __post_init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
-
-    def __enter__(self) -> Self:
-        self._inside.enter_context(torch.compiler.set_stance("force_eager"))
-        return cast("Self", super().__enter__())  # type: ignore[no-untyped-call]  # likewise
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
-        self._inside.close()
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = [] if "empty" in str(func) else tensors_in(result)  # which holds anything
-        self.entries.append((str(func), *map(_digest, given)))
-        return result
+    def see(self, kernel: Callable[..., Any], result: Any) -> None:
+        """Add an entry."""
+        given = [] if "empty" in str(kernel) else tensors_in(result)  # which holds anything
+        self.entries.append((str(kernel), *map(_digest, given)))
 
 
 def first_difference(one: OperatorLog, other: OperatorLog) -> tuple[str, str] | None:

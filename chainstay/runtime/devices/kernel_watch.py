@@ -1,0 +1,49 @@
+"""A look at kernels while they run, below autograd."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass
+class KernelWatch(TorchDispatchMode):
+    """A context in which every kernel that runs is seen.
+
+    What torch.compile has compiled runs as it was before: under a mode, TorchDynamo would mark its
+    code as not to be compiled, for as long as the process lives.
+    """
+
+    _inside: ExitStack = field(default_factory=ExitStack, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    def __enter__(self) -> Self:
+        self._inside.enter_context(torch.compiler.set_stance("force_eager"))
+        return cast("Self", super().__enter__())  # type: ignore[no-untyped-call]  # likewise
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
+        self._inside.close()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.see(func, result)
+        return result
+
+    @abstractmethod
+    def see(self, kernel: Callable[..., Any], result: Any) -> None:
+        """Look at a kernel that has run, and at what it gave."""
