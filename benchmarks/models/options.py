@@ -1,6 +1,6 @@
 """What keeping stages in part saves: predicted and executed steps, with options and without.
 
-Five networks at five budgets. Each is fitted twice at each budget, with options of stages and
+Six networks at five budgets. Each is fitted twice at each budget, with options of stages and
 with ``stage_options=False``. A row says how much longer than a plain step the plan was predicted
 to take and took (steps of both in turns, time of this thread, median of the ratios), the peak by
 the allocator's own account, whether the gradients had plain training's bits, and how many plain
@@ -31,7 +31,7 @@ from zoo import FAMILIES  # torchvision and what imports it can be imported only
 
 __all__ = ["NETWORKS", "OTHERS", "Case", "case_of", "main"]
 
-NETWORKS: Final = ("GPT-2", "LLaMA-like", "ViT-B/16", "ResNet-50", "ConvNeXt-T")
+NETWORKS: Final = ("GPT-2", "LLaMA-like", "ViT-B/16", "ResNet-50", "ConvNeXt-T", "MobileNetV2")
 OTHERS: Final = ("BERT", "Swin-T", "DenseNet-121")
 BUDGETS: Final = (85, 70, 50, 35, 25)
 _COLUMNS: Final = (
@@ -96,6 +96,7 @@ def case_of(name: str) -> Case:
         "ViT-B/16": lambda: (vision.vit_b_16(), torch.randn(4, 3, 224, 224)),
         "ResNet-50": lambda: (resnet50(), torch.randn(16, 3, 96, 96)),
         "ConvNeXt-T": lambda: (vision.convnext_tiny(), torch.randn(4, 3, 128, 128)),
+        "MobileNetV2": lambda: (vision.mobilenet_v2(), torch.randn(8, 3, 96, 96)),
         "Swin-T": lambda: (vision.swin_t(), torch.randn(4, 3, 128, 128)),
         "DenseNet-121": lambda: (vision.densenet121(), torch.randn(8, 3, 96, 96)),
     }
