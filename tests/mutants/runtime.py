@@ -12,6 +12,18 @@ _IN_PART: Final = "agreement/test_combined_training.py::test_what_is_kept_in_par
 
 MUTANTS: Final = (
     Mutant(
+        "runtime/capture/dynamo.py",
+        'return f"{told} {[c.holds(tensors) for c in conditions]}" if conditions else told',
+        "return told",
+        "agreement/test_conditions.py",
+    ),
+    Mutant(
+        "runtime/capture/constant_masks.py",
+        "if changed & found or _storages(changed) & _storages(found):",
+        "if changed & found:",
+        "agreement/test_conditions.py",
+    ),
+    Mutant(
         "runtime/measures/costs.py",
         "(state for _, state in environment.random if state.device == device)",
         "(state for kind, state in environment.random if kind == device)",

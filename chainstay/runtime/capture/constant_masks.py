@@ -4,7 +4,8 @@ Traced models make masks that they leave out otherwise: whether a mask hides any
 of values only, which a trace does not have. Models of `transformers` do so for every call without
 an attention mask. Attention with a mask has other kernels than with ``is_causal``, which are slower
 and, on accelerators, give other bits. A mask that is made of constants alone is the same in every
-call of the graph, so that its values can be looked at after all.
+call of the graph, so that its values can be looked at after all. So is one made of constants and
+arguments that are nothing but ones, as those of batches without padding are; a guard holds that.
 
 Where several heads of queries share keys and values (grouped-query attention), models of
 `transformers` repeat those for attention with a mask, and have it take them as they are without
@@ -14,16 +15,23 @@ Where several heads of queries share keys and values (grouped-query attention), 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, cast
 
 import torch
 from torch import fx
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional
 
-from chainstay.runtime.capture.subgraphs import CHECKPOINTS, called_name, example_of, subgraph
+from chainstay.runtime.capture.subgraphs import (
+    CHECKPOINTS,
+    called_name,
+    example_of,
+    subgraph,
+    values_read,
+)
 
 _MOST_ENTRIES: Final = 2**28
 """The entries up to which a mask is made once, so that its values can be looked at."""
@@ -41,24 +49,35 @@ _ASSIGNING: Final = frozenset(
 _RANDOM: Final = ("rand", "bernoulli", "multinomial", "normal", "dropout", "exponential", "poisson")
 
 
-def constant_masks_left_out(module: fx.GraphModule) -> bool:
+def constant_masks_left_out(
+    module: fx.GraphModule,
+    inputs: Sequence[object] = (),
+    is_ones: Callable[[object], bool] = lambda _: False,
+) -> bool:
     """Leave out the masks of attention that hide nothing, or only what ``is_causal`` would hide.
 
     This changes `module`, a graph of TorchDynamo's.
+
+    Args:
+        module: The graph.
+        inputs: Its inputs in the call that it was traced on.
+        is_ones: Asks whether an input that a mask is made of is nothing but ones, as in every
+            other call of the graph.
 
     Returns:
         Whether any was left out. The model itself may pass it: then it has other kernels.
     """
     masks: dict[fx.Node, bool | None] = {}
+    given = dict(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=False))
     for node, mask in list(_masked_attention(module, {})):
         if mask not in masks:
-            masks[mask] = _is_causal(mask, *map(_length, node.args[:2]))
+            masks[mask] = _is_causal(mask, given, is_ones, *map(_length, node.args[:2]))
         if (is_causal := masks[mask]) is not None:
             node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": is_causal}
             _share_heads(node)
     _hand_over_what_is_read(module)
     for mask in masks:
-        for node in reversed(_constants_behind(mask) or ()):
+        for node in reversed(steady_operators_behind(mask, given) or ()):
             if not node.users:
                 node.graph.erase_node(node)
     return any(is_causal is not None for is_causal in masks.values())
@@ -142,35 +161,65 @@ def _length(node: object) -> int:
     return length if type(length) is int else -1  # or a symbol, by torch's annotations an int
 
 
-def _is_causal(mask: fx.Node, queries: int, keys: int) -> bool | None:
+def _is_causal(
+    mask: fx.Node,
+    given: Mapping[fx.Node, object],
+    is_ones: Callable[[object], bool],
+    queries: int,
+    keys: int,
+) -> bool | None:
     """Whether a mask hides just the future, or nothing; None where it hides other things."""
     shown: torch.Tensor = mask.meta.get("example_value", torch.empty(0))
     is_alike = shown.dtype == torch.bool and shown.shape[-2:] == (queries, keys)
-    nodes = _constants_behind(mask)
-    if not is_alike or nodes is None or shown.numel() > _MOST_ENTRIES:
+    nodes = steady_operators_behind(mask, given)
+    if not is_alike or not nodes or shown.numel() > _MOST_ENTRIES:
+        return None
+    read = values_read(nodes)
+    if not all(is_ones(given[node]) for node in read):
         return None
     with unset_fake_temporarily(), torch.no_grad():
-        (value,) = subgraph({}, nodes, (), (mask,))()
+        (value,) = subgraph({}, nodes, read, (mask,))(*(given[node] for node in read))
         if bool(value.all()):
             return False
         future = torch.ones(queries, keys, dtype=torch.bool, device=value.device).triu(1)
         return True if queries == keys and bool((value != future).all()) else None
 
 
-def _constants_behind(mask: fx.Node) -> list[fx.Node] | None:
-    """Return the operators that a mask is made by, in order; None if one is no constant."""
-    found = {mask}
-    pending = [mask]
+def steady_operators_behind(
+    value: fx.Node, inputs: Collection[fx.Node] = ()
+) -> list[fx.Node] | None:
+    """Return the operators that a value is made by, in order; None if it may change.
+
+    It may if it is made of more than constants and these `inputs`, or if a part of it is drawn at
+    random, or lies in memory that an operator in front of it, or behind, changes in place.
+    """
+    found = {value}
+    pending = [value]
     while pending:
         node = pending.pop()
+        if node in inputs:
+            continue
         if node.op not in ("call_function", "call_method") or _is_unsteady(node):
             return None
-        if any(_is_unsteady(user) for user in node.users):
-            return None
+        example = example_of(node)
+        if example is not None and is_functorch_wrapped_tensor(example):
+            return None  # made under vmap, which is not here
         new = [given for given in node.all_input_nodes if given not in found]
         found.update(new)
         pending += new
-    return [node for node in mask.graph.nodes if node in found]
+    changing = (node for node in value.graph.nodes if _is_unsteady(node))
+    changed = {read for node in changing for read in node.all_input_nodes}
+    if changed & found or _storages(changed) & _storages(found):
+        return None
+    return [node for node in value.graph.nodes if node in found and node not in inputs]
+
+
+def _storages(nodes: Iterable[fx.Node]) -> set[int]:
+    """Return the identities of the memory that these tensors lie in."""
+    examples = [example for node in nodes if (example := example_of(node)) is not None]
+    plain = [get_unwrapped(t) if is_functorch_wrapped_tensor(t) else t for t in examples]
+    strided = (tensor for tensor in plain if tensor.layout == torch.strided)
+    return {tensor.untyped_storage()._cdata for tensor in strided}  # noqa: SLF001  # its identity
 
 
 def _is_unsteady(node: fx.Node) -> bool:

@@ -15,10 +15,9 @@ have: TorchDynamo looks through all graphs of a code object in every call, and l
 from __future__ import annotations
 
 import random
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType, FunctionType
@@ -26,9 +25,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
+from chainstay.runtime.capture.conditions import Condition, present_inquiry, values_looked_up
 from chainstay.runtime.capture.constant_masks import constant_masks_left_out
 from chainstay.runtime.capture.graph import stage_border
 from chainstay.runtime.capture.graph_inputs import (
@@ -37,6 +36,7 @@ from chainstay.runtime.capture.graph_inputs import (
     sizing_numbers,
     takes_any_size,
 )
+from chainstay.runtime.capture.guarded_call import guarded_call, sampling, trace_state
 from chainstay.runtime.capture.output_leaves import argument_tensors
 from chainstay.runtime.capture.tracing import (
     NoFullGraphError,
@@ -66,18 +66,12 @@ MOST_SHAPES: Final = 256
 _numbers = count(1)
 
 
-class _Tracing(threading.local):
-    """The state of tracing in one thread."""
-
-    active: bool = False
-    is_sample: bool = False  # to plan a call that is not made
-
-
-_tracing: Final = _Tracing()
-
-
 class NothingToPlanError(NotRunError):
     """A call that was made only to be planned wants no gradients; nothing has run."""
+
+
+class _NewConditionsError(NotRunError):
+    """A graph asked for conditions whose answers its guards do not hold yet; nothing has run."""
 
 
 class UnplannedGraphError(NotRunError):
@@ -154,19 +148,18 @@ class _SizedFunction(NamedTuple):
         known: Runs graphs that were captured.
         traced: Captures others.
         forget: Lets the graphs go.
+        conditions: What the graphs asked of values in the arguments.
     """
 
     known: Callable[..., Any]
     traced: Callable[..., Any]
     forget: Callable[[], object]
+    conditions: list[Condition]
 
 
-def _sizes_of(arguments: Any) -> Sizes:
-    """Return the sizes of the tensors in there, in objects as well.
-
-    Nested ones, which are refused, may have none.
-    """
-    return tuple([tensor.shape for tensor in argument_tensors(arguments) if not tensor.is_nested])
+def _sizes_of(tensors: Sequence[torch.Tensor]) -> Sizes:
+    """Return the sizes of these tensors; nested ones, which are refused, may have none."""
+    return tuple([tensor.shape for tensor in tensors if not tensor.is_nested])
 
 
 class GraphCapture:
@@ -197,15 +190,16 @@ class GraphCapture:
             return self._compiled[sizes]
         if len(self._compiled) >= MOST_SHAPES:
             self._compiled.pop(next(iter(self._compiled))).forget()  # the oldest
+        conditions: list[Condition] = []
         received = weakref.WeakMethod(self._received)  # torch holds backends until the process ends
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
             receive = received()
             assert receive is not None, "it traces"
-            return receive(graph, inputs)
+            return receive(graph, inputs, conditions)
 
-        code = _guarded.__code__.replace(co_name=f"chainstay_{next(_numbers)}")
-        own = FunctionType(code, _guarded.__globals__, code.co_name)
+        code = guarded_call.__code__.replace(co_name=f"chainstay_{next(_numbers)}")
+        own = FunctionType(code, guarded_call.__globals__, code.co_name)
         # Compiled code, and plans with it, would stay as well.
         reset: Callable[[CodeType], None] = torch._dynamo.reset_code  # type: ignore[attr-defined]  # noqa: SLF001  # no public way
         forget = weakref.finalize(self, reset, code)
@@ -215,20 +209,26 @@ class GraphCapture:
             known=torch._dynamo.run(own),  # noqa: SLF001  # no public way to run known code only
             traced=torch.compile(own, backend=backend, fullgraph=True, dynamic=None),
             forget=forget,
+            conditions=conditions,
         )
         return compiled
 
-    def _received(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
+    def _received(
+        self, graph: fx.GraphModule, inputs: Sequence[Any], conditions: list[Condition]
+    ) -> CapturedForward:
         """Take a graph that TorchDynamo has made; return what it will call."""
+        inquiry = present_inquiry()
         if self._masks_left_out is not None:
-            self._masks_left_out |= constant_masks_left_out(graph)
+            self._masks_left_out |= constant_masks_left_out(graph, inputs, inquiry.is_ones)
+        if inquiry.asks_more_than(conditions):
+            raise _NewConditionsError("the graph is traced again, with guards")
         forward = self._receive(graph, inputs)
         self._has_graphs = True
         if self._environment is None and has_read_environment():
             self._environment = environment()
 
         def run(*given: Any) -> Sequence[Any]:
-            if _tracing.is_sample and not isinstance(forward, GraphForward):
+            if trace_state.is_sample and not isinstance(forward, GraphForward):
                 raise NothingToPlanError
             return in_modes(forward, given) if set_aside.modes else forward(*given)
 
@@ -240,13 +240,15 @@ class GraphCapture:
         Raises:
             UnknownCallError: There is none; nothing was run.
         """
-        compiled = self._compiled.get(_sizes_of((args, kwargs)))
+        tensors = argument_tensors((args, kwargs))
+        compiled = self._compiled.get(_sizes_of(tensors))
         if compiled is None:
             raise UnknownCallError
         random_state = random.getstate() if self._draws_numbers else None
         try:
             with modes_set_aside():
-                return compiled.known(self._function, args, kwargs, self._state(args))
+                state = self._state(args, tensors, compiled.conditions)
+                return compiled.known(self._function, args, kwargs, state)
         except NotRunError:
             if random_state is not None:
                 random.setstate(random_state)
@@ -272,7 +274,7 @@ class GraphCapture:
         difference: NotTheModelError | None = None
         while True:
             try:
-                with _sampling(wanted=not is_run):
+                with sampling(wanted=not is_run):
                     return self.trace(*args, **kwargs)
             except NoFullGraphError:
                 if difference is None:
@@ -313,8 +315,14 @@ class GraphCapture:
                     return self._trace(args, kwargs, is_told=is_told)
             raise reason from reason.__cause__
 
-    def _state(self, args: tuple[Any, ...]) -> str:
-        return unguarded(args, traced_in=self._environment)
+    def _state(
+        self,
+        args: tuple[Any, ...],
+        tensors: Sequence[torch.Tensor],
+        conditions: Sequence[Condition],
+    ) -> str:
+        told = unguarded(args, traced_in=self._environment)
+        return f"{told} {[c.holds(tensors) for c in conditions]}" if conditions else told
 
     def _keep_masks(self) -> bool:
         """Leave out no masks of attention from now on; ``False`` if none was left out."""
@@ -336,52 +344,31 @@ class GraphCapture:
             self._compiled.popitem()[1].forget()
 
     def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_told: bool) -> Any:
+        while True:
+            with suppress(_NewConditionsError):
+                return self._trace_once(args, kwargs, is_told=is_told)
+
+    def _trace_once(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_told: bool
+    ) -> Any:
+        tensors = argument_tensors((args, kwargs))
         with (
             failures_named(self._name, args),
             tracing_settings(tree_leaves((args, kwargs))),
             nullcontext() if is_told else seeming_eager(),
+            values_looked_up(tensors),
         ):
             random_state = random.getstate()
-            compiled = self._compiled_for(_sizes_of((args, kwargs)))
-            _tracing.active = True
+            compiled = self._compiled_for(_sizes_of(tensors))
+            trace_state.active = True
             try:
                 with modes_set_aside():
-                    return compiled.traced(self._function, args, kwargs, self._state(args))
+                    state = self._state(args, tensors, compiled.conditions)
+                    return compiled.traced(self._function, args, kwargs, state)
             except NotRunError:
                 if random.getstate() != random_state:
                     self._draws_numbers = True
                     random.setstate(random_state)
                 raise
             finally:
-                _tracing.active = False
-
-
-@contextmanager
-def _sampling(*, wanted: bool) -> Iterator[None]:
-    """Inside, graphs that need no plan are not run, if that is `wanted`."""
-    _tracing.is_sample = wanted
-    try:
-        yield
-    finally:
-        _tracing.is_sample = False
-
-
-def _guarded(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], state: str
-) -> Any:
-    """Call `function` as traced code; run as it is, it refuses before it has done anything.
-
-    What the traced code asks `state` for becomes a guard.
-    """
-    if not _is_traced() or state == "unknown":
-        raise UnknownCallError
-    return function(*args, **kwargs)
-
-
-def _is_traced() -> bool:
-    """True in traced code, where it was asked once; TorchDynamo keeps the answer."""
-    # Where TorchDynamo is switched off, there is no context.
-    return _tracing.active and TracingContext.try_get() is not None
-
-
-_is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  # as assume_constant_result does, without importing torch._dynamo
+                trace_state.active = False

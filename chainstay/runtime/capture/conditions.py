@@ -1,0 +1,186 @@
+"""Questions of yes or no that a forward asks of values in its arguments.
+
+A forward may ask whether a mask hides anything, or whether there is a label too large, and go
+another way then: of that TorchDynamo makes no graph. What is made of the call's arguments alone
+can be looked up while it is traced, and asked again in front of each later call: another answer is
+another graph. Numbers are not looked up, of which there may be as many as calls.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
+
+from chainstay.runtime.capture.constant_masks import steady_operators_behind
+from chainstay.runtime.capture.subgraphs import example_of, subgraph, values_read
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A question of yes or no to tensors of a call.
+
+    Attributes:
+        text: A text that is equal for equal questions.
+        function: Computes the answer.
+        places: Where in the call's tensors those are that it takes.
+    """
+
+    text: str
+    function: Callable[..., torch.Tensor]
+    places: tuple[int, ...]
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool | None:
+        """Return the answer for the tensors of a call; ``None`` if they have none."""
+        try:
+            with torch.no_grad():
+                return bool(self.function(*(tensors[place] for place in self.places)))
+        except (IndexError, RuntimeError, TypeError):  # the call is of another kind
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """What a trace asks of the tensors of its call.
+
+    Attributes:
+        tensors: The tensors.
+        conditions: What it has asked.
+    """
+
+    tensors: Sequence[torch.Tensor] = ()
+    conditions: list[Condition] = field(default_factory=list)
+
+    @property
+    def places(self) -> dict[int, int]:
+        """Where each tensor is, by its identity; fake ones, without values, are nowhere."""
+        return {id(t): place for place, t in enumerate(self.tensors) if not is_fake(t)}
+
+    def asks_more_than(self, known: list[Condition]) -> bool:
+        """Add what it has asked to what is known to be asked; whether that was new."""
+        texts, before = {condition.text for condition in known}, len(known)
+        known += {c.text: c for c in self.conditions if c.text not in texts}.values()
+        return len(known) > before
+
+    def holds(self, condition: Condition) -> bool | None:
+        """Return the answer, and note that it was asked for."""
+        answer = condition.holds(self.tensors)
+        if answer is not None:
+            self.conditions.append(condition)
+        return answer
+
+    def is_ones(self, tensor: object) -> bool:
+        """Whether a tensor is one of the call's with two dimensions and nothing but ones."""
+        place = self.places.get(id(tensor), -1)
+        if place < 0 or self.tensors[place].dim() != 2:
+            return False
+        return bool(self.holds(Condition(f"{place} is ones", _is_ones, (place,))))
+
+
+def _is_ones(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor == 1).all()
+
+
+class _Present(threading.local):
+    """The inquiry of the trace that is made in a thread."""
+
+    inquiry: Inquiry | None = None
+
+
+_present: Final = _Present()
+
+
+def present_inquiry() -> Inquiry:
+    """Return what the trace that is made in this thread asks of values."""
+    return _present.inquiry or Inquiry()
+
+
+@contextmanager
+def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, TorchDynamo knows what it is asked of these tensors of a call."""
+    from torch._dynamo import symbolic_convert  # noqa: PLC0415  # takes more than a second
+    from torch._dynamo.variables import TensorVariable  # noqa: PLC0415  # likewise
+
+    _present.inquiry = Inquiry(tensors)
+    read: Callable[..., Any] = TensorVariable.method_item
+
+    def method_item(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _looked_up(self) or read(self, *args, **kwargs)
+
+    def looking(jump: Callable[..., None]) -> Callable[..., None]:
+        def jump_by_value(self: Any, instruction: Any) -> None:
+            if isinstance(self.stack[-1], TensorVariable):
+                self.stack[-1] = _looked_up(self.stack[-1]) or self.stack[-1]
+            jump(self, instruction)
+
+        return jump_by_value
+
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(TensorVariable, "method_item", method_item))
+            pending: list[Any] = [symbolic_convert.InstructionTranslatorBase]
+            for translator in pending:  # grows meanwhile
+                pending += translator.__subclasses__()
+                table = list(translator.dispatch_table)
+                for number in _JUMPS:
+                    table[number] = looking(table[number])
+                stack.enter_context(patch.object(translator, "dispatch_table", table))
+            yield
+    finally:
+        _present.inquiry = None  # it holds the tensors
+
+
+_JUMPS: Final = tuple(
+    number
+    for name, number in dis.opmap.items()
+    if re.fullmatch(r"POP_JUMP_(FORWARD_|BACKWARD_)?IF_(TRUE|FALSE)", name)
+)
+"""The instructions that go on elsewhere by whether a value is true, and do not keep it."""
+
+
+def _looked_up(variable: Any) -> Any:
+    """Return TorchDynamo's constant for a value of yes or no that can be looked up, else None."""
+    from torch._dynamo.variables import ConstantVariable  # noqa: PLC0415  # takes more than a second
+
+    inquiry = present_inquiry()
+    condition = _condition(variable.as_proxy().node, inquiry.places) if inquiry.tensors else None
+    answer = None if condition is None else inquiry.holds(condition)
+    return None if answer is None else ConstantVariable.create(answer)
+
+
+def _condition(node: fx.Node, places: dict[int, int]) -> Condition | None:
+    """Return the condition that a node tells, if it is made of tensors of the call alone."""
+    example = example_of(node)
+    if example is None or example.dtype != torch.bool or example.numel() != 1:
+        return None
+    if any(isinstance(other.target, HigherOrderOperator) for other in node.graph.nodes):
+        return None  # nothing is known of what it changes
+    examples = {
+        placeholder: getattr(placeholder.meta.get("grapharg"), "example", None)
+        for placeholder in node.graph.find_nodes(op="placeholder")
+    }
+    inputs = {p: places[id(given)] for p, given in examples.items() if id(given) in places}
+    operators = steady_operators_behind(node, inputs)
+    if not operators or any(map(_may_be_cast, operators)):
+        return None
+    read = values_read(operators)
+    with unset_fake_temporarily():
+        module = subgraph({}, operators, read, (node,))
+    numbers = tuple(inputs[given] for given in read)
+    return Condition(f"{numbers} {module.code}", lambda *given: module(*given)[0], numbers)
+
+
+def _may_be_cast(node: fx.Node) -> bool:
+    """Whether autocast may have another result of an operator."""
+    example = example_of(node)
+    return example is None or example.is_floating_point() or example.is_complex()

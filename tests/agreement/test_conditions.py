@@ -1,0 +1,136 @@
+"""What a forward asks of values in its arguments is answered anew in every call."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from chainstay import fit
+
+LENGTH = 8
+
+
+class Layers(nn.Module):
+    """Layers behind a question that `asks` of the arguments."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+
+    def asks(self, mask: torch.Tensor) -> bool:
+        return bool(mask.sum() == mask.numel())
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        is_asked = self.asks(mask)
+        for layer in self.layers:
+            x = x + (layer(x).tanh() if is_asked else layer(x).sigmoid() * mask[..., None])
+        return x
+
+
+class Checking(Layers):
+    def asks(self, mask: torch.Tensor) -> bool:
+        torch._check_tensor_all(mask > -1)
+        if mask.max() > 5:
+            raise ValueError("too large")
+        return True
+
+
+class AskingLate(Layers):
+    """It asks of memory that it has changed through a view."""
+
+    def asks(self, mask: torch.Tensor) -> bool:
+        mask[0].fill_(1)
+        return bool((mask > 0).all())
+
+
+class AskingWeights(Layers):
+    def asks(self, mask: torch.Tensor) -> bool:
+        first: Any = self.layers[0]
+        return bool((first.bias > 0).any() & (mask > 0).any())
+
+
+class Attention(Layers):
+    """Grouped attention, without a mask where that is ones, as models of `transformers` have it."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        past = torch.arange(LENGTH)
+        shown: Any = (past[None, :] <= past[:, None]) & mask.to(torch.bool)[:, None, None, :]
+        if not torch.compiler.is_compiling() and mask.all():
+            shown = None
+        for layer in self.layers:
+            q, k, v = layer(x).unflatten(-1, (8, 2)).transpose(1, 2).split([4, 2, 2], 1)
+            if shown is not None:
+                k, v = (
+                    h[:, :, None, :, :].expand(2, 2, 2, LENGTH, 2).reshape(2, 4, LENGTH, 2)
+                    for h in (k, v)
+                )
+            gqa = {"is_causal": True, "enable_gqa": True} if shown is None else {}
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=shown, **gqa)
+            x = x + torch.cat([y.transpose(1, 2).flatten(2)] * 2, -1)
+        return x
+
+
+def trained(model: nn.Module, *args: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    loss = model(*args).square().mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(2, LENGTH, dtype=torch.long)
+
+
+def padded() -> torch.Tensor:
+    return ones() * (torch.arange(LENGTH) < torch.tensor([[LENGTH], [5]]))
+
+
+@pytest.mark.parametrize("kind", [Layers, Attention])
+@pytest.mark.parametrize("order", [(ones, padded), (padded, ones)])
+def test_another_answer_is_another_graph(kind: type[Layers], order: Any) -> None:
+    torch.manual_seed(0)
+    plain = kind()
+    planned = fit(copy.deepcopy(plain), budget=0.7, repeats=1)
+    x = torch.randn(2, LENGTH, 16)
+    for mask in (order[0](), order[1](), order[0](), order[1]()):
+        assert all(map(torch.equal, trained(planned, x, mask), trained(plain, x, mask)))
+    held = ones()
+    for entry in (1, 0, 1):  # of one tensor, which changes
+        held[1, -1] = entry
+        assert all(map(torch.equal, trained(planned, x, held), trained(plain, x, held)))
+    told: Any = planned.chainstay
+    assert "by blocks" not in str(told)
+    assert len(told.plans) == 2
+
+
+def test_a_check_that_fails_fails_as_in_the_model() -> None:
+    torch.manual_seed(0)
+    plain = Checking()
+    planned = fit(copy.deepcopy(plain), budget=0.7, repeats=1)
+    x = torch.randn(2, LENGTH, 16)
+    assert all(map(torch.equal, trained(planned, x, ones()), trained(plain, x, ones())))
+    assert "by blocks" not in str(planned.chainstay)
+    for wrong, error in ((ones() * 6, ValueError), (-ones(), RuntimeError)):
+        with pytest.raises(error) as expected:
+            plain(x, wrong)
+        with pytest.raises(error) as raised:
+            planned(x, wrong)
+        assert str(raised.value) == str(expected.value)
+    assert all(map(torch.equal, trained(planned, x, ones()), trained(plain, x, ones())))
+
+
+@pytest.mark.parametrize("kind", [AskingLate, AskingWeights])
+def test_what_may_change_before_it_is_asked_is_not_looked_up(kind: type[Layers]) -> None:
+    torch.manual_seed(0)
+    plain = kind()
+    planned = fit(copy.deepcopy(plain), budget="1MiB", repeats=1)
+    x = torch.randn(2, LENGTH, 16)
+    for mask in (padded(), ones()):
+        other = mask.clone()
+        assert all(map(torch.equal, trained(planned, x, mask), trained(plain, x, other)))
+    assert "by blocks" in str(planned.chainstay)
