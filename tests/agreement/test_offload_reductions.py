@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.schedule import Schedule
 from chainstay.solve.offload import solve_offload
-from chainstay.validation.offload.partition_reductions import (
+from chainstay.validation.offload.search import offload_optimum
+from golden_offloads import GOLDEN, GoldenOffload, require_solvers
+from partition_offloads import (
     halves_from_schedule,
     three_partition_gadget,
     three_partition_schedule,
@@ -19,8 +21,6 @@ from chainstay.validation.offload.partition_reductions import (
     two_partition_gadget,
     two_partition_schedule,
 )
-from chainstay.validation.offload.search import offload_optimum
-from golden_offloads import GOLDEN, GoldenOffload, require_solvers
 
 require_solvers()
 
