@@ -17,11 +17,7 @@ from chainstay.solution import Method
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
 from golden_chains import GOLDEN, GoldenChain
-from partition_chains import (
-    partition_chain,
-    partition_from_schedule,
-    partition_schedule,
-)
+from partition_chains import partition_chain, partition_from_schedule, partition_schedule
 
 GADGETS = [golden for golden in GOLDEN if golden.name.startswith("partition_")]
 METHODS: tuple[Method, ...] = (DP(), MIP(), CPSAT(), CPSAT(discards="tape"), CPSAT(discards="free"))

@@ -25,11 +25,7 @@ from chainstay.runtime.measures.costs import (
     trace_chain,
 )
 from chainstay.runtime.measures.measured import effects_of
-from chainstay.runtime.measures.option_costs import (
-    observe_options,
-    options_on_file,
-    with_options,
-)
+from chainstay.runtime.measures.option_costs import observe_options, options_on_file, with_options
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes
 from chainstay.runtime.options.table import OptionTable

@@ -86,11 +86,7 @@ def _returns(
 
 
 def _computes(
-    op: Op,
-    index: int,
-    stored: set[Item],
-    leaving: dict[Item, int],
-    released: dict[int, list[Item]],
+    op: Op, index: int, stored: set[Item], leaving: dict[Item, int], released: dict[int, list[Item]]
 ) -> None:
     for item in read_items(op, stored):
         if item in leaving:

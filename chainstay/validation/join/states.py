@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from chainstay.profiles import (
-    HomogeneousJoin,
-    JoinProfile,
-    RunCost,
-    StageOption,
-)
+from chainstay.profiles import HomogeneousJoin, JoinProfile, RunCost, StageOption
 from chainstay.schedule import Op, OpKind
 
 __all__ = ["ByteTransitions", "JoinState", "JoinTransition", "JoinTransitions", "SlotTransitions"]
