@@ -19,11 +19,7 @@ from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time, exact
-from chainstay.validation.hybrid.data_items import (
-    freed_items,
-    output_item,
-    read_items,
-)
+from chainstay.validation.hybrid.data_items import freed_items, output_item, read_items
 from chainstay.validation.simulate import simulate
 
 
