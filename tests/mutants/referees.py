@@ -118,7 +118,7 @@ MUTANTS: Final = (
     Mutant(
         "validation/persistent_search.py",
         "if is_bound or state.protected >> op.stage + (not drops):",
-        "if is_bound or state.protected >> step.op.stage + 1:",
+        "if is_bound or state.protected >> op.stage + 1:",
         "agreement/test_options_referee.py::test_optima_of_short_golden_chains",
     ),
     Mutant(
