@@ -95,7 +95,6 @@ class HybridMachine(EventMachine):
         away: By stage, the option of the saved data that were sent to the host.
         gradient: Index of the gradient held, or held once the last backward issued has ended.
         overhead: Overhead bytes of the computation that is running.
-        ends: End of the last computation issued, in ticks.
         stored: Items in device memory, whole or on their way in or out.
         ready: Stored items whose data are complete.
         reading: Items that the running computation reads.
@@ -117,7 +116,6 @@ class HybridMachine(EventMachine):
     away: dict[int, StageOption] = field(default_factory=dict)
     gradient: int = -1
     overhead: int = 0
-    ends: int = 0
     stored: set[Item] = field(default_factory=lambda: {Item("a", 0)})
     ready: set[Item] = field(default_factory=lambda: {Item("a", 0)})
     reading: set[Item] = field(default_factory=set)
@@ -213,9 +211,6 @@ class HybridMachine(EventMachine):
             return ""
         return f"the schedule ends before B{self.gradient - 1}; every stage needs its backward"
 
-    def _end(self) -> int:
-        return self.ends
-
     def _issue(self, op: Op, given_overhead: int | None) -> None:
         here, option = self.here, self._option(op)
         if op.kind is OpKind.FORWARD_DROP and Item("a", op.stage) not in here:
@@ -262,7 +257,6 @@ class HybridMachine(EventMachine):
         self.released.update(item for item in freed_items(op) if item in self.stored)
         if op.kind is OpKind.BACKWARD:
             self.gradient = op.stage
-        self.ends = self.now + time * self.link.ticks
         self._compute(op, time * self.link.ticks)
 
     def _option(self, op: Op) -> StageOption:
