@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.schedule import Schedule
 from chainstay.solve.offload import solve_offload
-from chainstay.validation.offload.search import offload_optimum
-from golden_offloads import GOLDEN, GoldenOffload, require_solvers
-from partition_offloads import (
+from chainstay.validation.offload.partition_reductions import (
     halves_from_schedule,
     three_partition_gadget,
     three_partition_schedule,
@@ -21,6 +19,8 @@ from partition_offloads import (
     two_partition_gadget,
     two_partition_schedule,
 )
+from chainstay.validation.offload.search import offload_optimum
+from golden_offloads import GOLDEN, GoldenOffload, require_solvers
 
 require_solvers()
 

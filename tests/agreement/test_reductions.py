@@ -15,9 +15,13 @@ from chainstay.formulations import CPSAT, MIP
 from chainstay.schedule import Schedule
 from chainstay.solution import Method
 from chainstay.validation import search
+from chainstay.validation.partition_reduction import (
+    partition_chain,
+    partition_from_schedule,
+    partition_schedule,
+)
 from chainstay.validation.simulate import simulate
 from golden_chains import GOLDEN, GoldenChain
-from partition_chains import partition_chain, partition_from_schedule, partition_schedule
 
 GADGETS = [golden for golden in GOLDEN if golden.name.startswith("partition_")]
 METHODS: tuple[Method, ...] = (DP(), MIP(), CPSAT(), CPSAT(discards="tape"), CPSAT(discards="free"))

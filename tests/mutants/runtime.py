@@ -428,6 +428,12 @@ MUTANTS: Final = (
         "unit/test_stage_option_front.py::test_the_front_is_that_of_all_choices",
     ),
     Mutant(
+        "formulations/stage_front.py",
+        "yield model.kept[source] + model.replayed[source] >= model.replayed[i]",
+        "yield model.kept[source] <= 1",
+        "unit/test_stage_option_front.py::test_an_integer_program_finds_the_same_times",
+    ),
+    Mutant(
         "runtime/options/replay.py",
         "        stand_in = None if policy is None else policy.stand_in(tensor)",
         "        stand_in = None",

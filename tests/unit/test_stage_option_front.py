@@ -7,11 +7,15 @@ from itertools import combinations
 
 import pytest
 
+from chainstay.errors import SolverLimitError
+from chainstay.formulations import stage_front
+from chainstay.formulations.highs_backend import HighsResult
+from chainstay.formulations.settings import Limits, TerminationStatus
+from chainstay.formulations.stage_front import least_replay_time
 from chainstay.profiles.operators import Operator
 from chainstay.runtime.options.front import pareto_front, thinned
 from chainstay.runtime.options.front_hull import convex_front, fewest_bytes
 from chainstay.runtime.options.selection import Selection
-from stage_front_program import least_replay_time
 
 
 def random_stage(count: int, seed: int) -> list[Operator]:
@@ -117,7 +121,7 @@ def test_an_integer_program_finds_the_same_times(count: int) -> None:
         }
         for budget in budgets:
             best = next((choice for choice in front if choice.kept_bytes <= budget), None)
-            found = least_replay_time(stage, budget)
+            found = least_replay_time(stage, budget, Limits(time_s=60.0))
             if best is None or found is None:
                 assert best is None
                 assert found is None
@@ -126,6 +130,13 @@ def test_an_integer_program_finds_the_same_times(count: int) -> None:
             assert point is not None
             assert point[0] <= budget
             assert point[1] == best.replay_time
+
+
+def test_a_solver_that_runs_out_of_time_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=0.0)
+    monkeypatch.setattr(stage_front, "solve", lambda *_, **__: ended)
+    with pytest.raises(SolverLimitError, match=r"a stage of 3 operators was not solved in 2 s"):
+        least_replay_time(random_stage(3, 0), 10, Limits(time_s=2.0))
 
 
 def test_few_choices_per_state_are_right_and_keep_both_ends() -> None:

@@ -17,7 +17,7 @@ where ``min`` is the union of fronts without what is dominated. A state has only
 front of i, and inputs of the stage, which are always there, are in none: so there are as
 many as the widest place of the graph lets replays cross it.
 
-Nothing here knows torch; its test states the same as an integer program.
+Nothing here knows torch; `formulations.stage_front` states the same as an integer program.
 """
 
 from __future__ import annotations

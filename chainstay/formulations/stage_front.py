@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from chainstay.errors import SolverLimitError
 from chainstay.formulations.highs_backend import solve
 from chainstay.formulations.pyomo_types import Model, Relation, constraint_list, pyo
 from chainstay.formulations.settings import Limits, TerminationStatus
@@ -33,12 +34,18 @@ class StageChoice:
     redrawn: frozenset[int]
 
 
-def least_replay_time(operators: Sequence[Operator], budget: int) -> StageChoice | None:
+def least_replay_time(
+    operators: Sequence[Operator], budget: int, limits: Limits
+) -> StageChoice | None:
     """Return the choice within `budget` bytes that takes least time; ``None`` if there is none.
 
     Args:
         operators: The stage, in the order of its forward.
         budget: Bytes for all that is kept.
+        limits: Limits of the solver.
+
+    Raises:
+        SolverLimitError: The time was up before the optimum was proved.
     """
     model = pyo.ConcreteModel()
     places = range(len(operators))
@@ -49,10 +56,14 @@ def least_replay_time(operators: Sequence[Operator], budget: int) -> StageChoice
     model.time = pyo.Objective(
         expr=sum(operators[i].time * (model.replayed[i] + model.redrawn[i]) for i in places)
     )
-    outcome = solve(model, Limits(time_s=60.0), gap=0.5)
+    outcome = solve(model, limits, gap=0.5)
     if outcome.status is TerminationStatus.INFEASIBLE:
         return None
-    assert outcome.status is TerminationStatus.OPTIMAL, "such stages take far less than a minute"
+    if outcome.status is TerminationStatus.LIMIT:
+        raise SolverLimitError(
+            f"a stage of {len(operators)} operators was not solved in {limits.time_s:g} s; raise "
+            "time_limit_s"
+        )
     return StageChoice(
         replayed=frozenset(i for i in places if model.replayed[i].value > 0.5),
         redrawn=frozenset(i for i in places if model.redrawn[i].value > 0.5),
