@@ -31,17 +31,7 @@ from benchmarks.solvers.chain_speed import (
     share_of_plain_training,
 )
 from benchmarks.training import cells, heading
-from chainstay import (
-    CPSAT,
-    DP,
-    MIP,
-    ChainProfile,
-    Claim,
-    Family,
-    Stage,
-    least_budget,
-    simulate,
-)
+from chainstay import CPSAT, DP, MIP, ChainProfile, Claim, Family, Stage, least_budget, simulate
 
 MIB: Final = 2**20
 LIMIT_S: Final = 60.0

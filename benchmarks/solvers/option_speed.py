@@ -19,12 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.solvers.chain_speed import (
-    gpt_like,
-    noisy,
-    random_chain,
-    share_of_plain_training,
-)
+from benchmarks.solvers.chain_speed import gpt_like, noisy, random_chain, share_of_plain_training
 from chainstay import DP, ChainProfile, RunCost, Stage, StageOption
 
 BUDGETS = (0.2, 0.4, 0.6)

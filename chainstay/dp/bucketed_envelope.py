@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 from chainstay.dp.bounds.bound_pruning import PruningLimit
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-from chainstay.dp.step_functions import (
-    Buffer,
-    Cutoff,
-    StepFunction,
-    StepSum,
-    breakpoint_at,
-)
+from chainstay.dp.step_functions import Buffer, Cutoff, StepFunction, StepSum, breakpoint_at
 
 _LEAST_BUCKETS: Final = 4096
 _BUCKETS_PER_BREAKPOINT: Final = 4

@@ -40,14 +40,18 @@ def whole(value: SupportsIndex, what: str) -> int:
     return number
 
 
-def with_numbers(record: _Record, ending: str, change: Callable[[int], int]) -> _Record:
+def with_numbers(
+    record: _Record, ending: str | tuple[str, ...], change: Callable[[int], int]
+) -> _Record:
     """Return a dataclass with `change` made of every number whose name ends with `ending`.
 
     Numbers of its parts are changed, too: ``with_numbers(profile, "bytes", change)`` changes the
-    sizes of all stages and options.
+    sizes of all stages and options. What is no dataclass comes back as it is.
     """
+    if not is_dataclass(record):
+        return record
     changes: dict[str, Any] = {}
-    for field in fields(record):  # type: ignore[arg-type]  # it is a dataclass
+    for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, tuple):
             changes[field.name] = tuple(with_numbers(part, ending, change) for part in value)
@@ -55,4 +59,4 @@ def with_numbers(record: _Record, ending: str, change: Callable[[int], int]) -> 
             changes[field.name] = with_numbers(value, ending, change)
         elif field.name.endswith(ending):
             changes[field.name] = change(value)
-    return replace(record, **changes)  # type: ignore[type-var]  # as above
+    return replace(record, **changes)  # type: ignore[type-var]  # it is a dataclass

@@ -57,12 +57,9 @@ class MemoryLevel(NamedTuple):
 def replay_levels(replay: Replay) -> tuple[MemoryLevel, ...]:
     """Return the levels of operations that run one after another."""
     levels: list[MemoryLevel] = []
-    before: Snapshot | None = None
-    for snapshot in replay.timeline:
-        activation, saved, gradient, temporary = _during(snapshot, before)
-        levels.append(MemoryLevel(snapshot.start, activation, saved, gradient, temporary))
-        levels.append(MemoryLevel(snapshot.end, activation, saved, gradient, temporary))
-        before = snapshot
+    for before, snapshot in zip((None, *replay.timeline), replay.timeline, strict=False):
+        sizes = _during(snapshot, before)
+        levels += [MemoryLevel(time, *sizes) for time in (snapshot.start, snapshot.end)]
     return tuple(levels)
 
 

@@ -8,11 +8,7 @@ from chainstay.errors import InvalidScheduleError
 from chainstay.problems import ChainProblem, HybridProblem, JoinProblem, OffloadProblem
 from chainstay.problems.consistency import MethodResult, contradiction_error
 from chainstay.problems.hybrid import HybridClaim, HybridSolution
-from chainstay.problems.offload import (
-    OffloadClaim,
-    OffloadSolution,
-    transfer_contradiction_error,
-)
+from chainstay.problems.offload import OffloadClaim, OffloadSolution, transfer_contradiction_error
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family, Solution
 from chainstay.timetable import Time

@@ -58,6 +58,7 @@ class EventMachine(ABC):
         memory: Bytes in use on the device.
         peak: The most bytes in use on the device so far.
         computing: The computation that is running.
+        ends: End of the last computation issued, in ticks.
         events: A heap of running operations: end in ticks, rank at equal ends, operation.
         queue: Offloads issued and not yet started.
         busy: The directions of the link that are in use; ``False`` is the way to the host, and
@@ -77,6 +78,7 @@ class EventMachine(ABC):
     memory: int = 0
     peak: int = 0
     computing: Op | None = None
+    ends: int = 0
     events: list[tuple[int, int, Op]] = field(default_factory=list)
     queue: tuple[Op, ...] = ()
     busy: set[bool] = field(default_factory=set)
@@ -133,7 +135,7 @@ class EventMachine(ABC):
         ticks = self.link.ticks
         moves = sorted(self.moves, key=lambda move: move[1:])
         return TransferReplay(
-            makespan=exact(Fraction(self._end(), ticks)),
+            makespan=exact(Fraction(self.ends, ticks)),
             peak_bytes=self.peak,
             timetable=Timetable(
                 starts=tuple(exact(Fraction(start, ticks)) for start in self.starts),
@@ -156,10 +158,6 @@ class EventMachine(ABC):
     @abstractmethod
     def _missing_end(self) -> str:
         """Return why a schedule cannot end here, or an empty text if it can."""
-
-    @abstractmethod
-    def _end(self) -> int:
-        """Return when the last computation ends, in ticks."""
 
     @abstractmethod
     def _can_leave(self, op: Op) -> bool:
@@ -249,7 +247,8 @@ class EventMachine(ABC):
         """Start the computation `op`, which takes `ticks`."""
         self.computing = op
         self.starts.append(self.now)
-        heapq.heappush(self.events, (self.now + ticks, _COMPUTES, op))
+        self.ends = self.now + ticks
+        heapq.heappush(self.events, (self.ends, _COMPUTES, op))
 
     def _start_move(self, op: Op) -> None:
         end = self.now + self.link.transfer_ticks(self.moved_bytes(op))

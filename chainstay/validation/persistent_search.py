@@ -76,18 +76,19 @@ class _PersistentTransitions:
     def steps(self, state: _PersistentState) -> Iterator[Transition[_PersistentState]]:
         """Yield every operation that a persistent schedule may run in `state`."""
         for step in self._all.steps(state.memory):
-            kind, bit = step.op.kind, 1 << step.op.stage
+            (op,) = step.ops
+            kind, bit = op.kind, 1 << op.stage
             if kind is OpKind.BACKWARD:
                 if state.following or state.protected >> state.gradient:
                     continue
                 protected, following = state.protected & (bit - 1), 0
             else:
                 drops = kind is OpKind.FORWARD_DROP
-                is_bound = state.following and state.following != step.op.stage
-                if is_bound or state.protected >> step.op.stage + (not drops):
+                is_bound = state.following and state.following != op.stage
+                if is_bound or state.protected >> op.stage + (not drops):
                     continue
                 protected = state.protected if drops else state.protected | bit
                 goes_on = self._whole_sweeps and kind is not OpKind.FORWARD_KEEP_ALL
-                following = step.op.stage + 1 if goes_on else 0
+                following = op.stage + 1 if goes_on else 0
             after = _PersistentState(step.after.gradient, step.after, protected, following)
-            yield Transition(step.op, after, step.time, step.bytes)
+            yield Transition(step.ops, after, step.time, step.bytes)

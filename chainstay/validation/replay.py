@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.problems import (
-    AnyProblem,
-    ChainProblem,
-    HybridProblem,
-    JoinProblem,
-    OffloadProblem,
-)
+from chainstay.problems import AnyProblem, ChainProblem, HybridProblem, JoinProblem, OffloadProblem
 from chainstay.timetable import Timetable, Transfers
 from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
@@ -24,10 +18,7 @@ from chainstay.validation.simulate import Replay, simulate
 
 
 def replay(
-    problem: AnyProblem,
-    claim: Any,
-    *,
-    overheads: Sequence[int] | None = None,
+    problem: AnyProblem, claim: Any, *, overheads: Sequence[int] | None = None
 ) -> Replay | TransferReplay:
     """Simulate the schedule of a claim under the rules of its problem.
 

@@ -12,7 +12,8 @@ are stored, by themselves or inside saved data.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
@@ -43,21 +44,19 @@ class ChainState(NamedTuple):
 
 
 class _State(Protocol):
-    """A state in which the search of a path can tell whether it is the last one."""
+    """A state that is the last one of a path when the gradient that is held is at most 0."""
 
     @property
     def gradient(self) -> int: ...
-    def __lt__(self, other: Any, /) -> bool: ...
 
 
 _S = TypeVar("_S", bound=_State)
-_Node = TypeVar("_Node")
 
 
 class Transition(NamedTuple, Generic[_S]):
-    """An operation, the state after it, its time in ns and the bytes in use meanwhile."""
+    """Operations, the state that they lead to, their time in ns and the bytes in use meanwhile."""
 
-    op: Op
+    ops: tuple[Op, ...]
     after: _S
     time: int
     bytes: int
@@ -110,7 +109,7 @@ def fastest_path(rules: _Transitions[_S], budget: int, family: Family, discards:
     Raises:
         InfeasibleBudgetError: There is none; ``error.required`` says what would do.
     """
-    found = _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
+    found = cheapest_path(rules.start, rules.steps, add_time, budget)
     if found is None:
         raise InfeasibleBudgetError(
             budget=budget,
@@ -130,45 +129,61 @@ def fastest_path(rules: _Transitions[_S], budget: int, family: Family, discards:
 
 def least_peak(rules: _Transitions[_S]) -> int:
     """Return the least bytes that a path needs."""
-    found = _cheapest_path(rules, lambda peak, step: max(peak, step.bytes), None)
+    found = cheapest_path(rules.start, rules.steps, raise_peak)
     assert found is not None, "keep-all is valid for every chain"
     return found[0]
 
 
-def _cheapest_path(
-    rules: _Transitions[_S], extend: Callable[[int, Transition[_S]], int], budget: int | None
+def add_time(time: int, step: Transition[Any]) -> int:
+    """Return the time of a path in ns, with one step more."""
+    return time + step.time
+
+
+def raise_peak(peak: int, step: Transition[Any]) -> int:
+    """Return the most bytes in use along a path, with one step more."""
+    return max(peak, step.bytes)
+
+
+def cheapest_path(
+    start: _S,
+    steps: Callable[[_S], Iterator[Transition[_S]]],
+    extend: Callable[[int, Transition[_S]], int],
+    budget: int | None = None,
+    least_left: Callable[[_S], int] = lambda _: 0,
 ) -> tuple[int, tuple[Op, ...]] | None:
-    """Return the least cost of a path to the last gradient, and the operations along it."""
-    start = rules.start
+    """Return the least cost of a path to the last gradient, and the operations along it.
+
+    Args:
+        start: The state in which paths start, at no cost.
+        steps: Yields every step out of a state.
+        extend: Returns the cost of a path with one step more.
+        budget: Bytes that no step may exceed; None for any.
+        least_left: Returns a cost that the rest of no path is below, as A* asks for.
+    """
     best = {start: 0}
     came_from: dict[_S, tuple[_S, tuple[Op, ...]]] = {}
-    frontier = [(0, start)]
+    order = count(0, -1)  # of equals the latest, which is nearest to the end
+    frontier = [(least_left(start), next(order), 0, start)]
     while frontier:
-        cost, state = heapq.heappop(frontier)
+        _, _, cost, state = heapq.heappop(frontier)
         if cost > best[state]:
             continue
-        if state.gradient == 0:
-            return cost, walk_back(state, came_from)
-        for step in rules.steps(state):
+        if state.gradient <= 0:
+            ops: list[Op] = []
+            while state in came_from:
+                state, last = came_from[state]
+                ops += reversed(last)
+            return cost, tuple(reversed(ops))
+        for step in steps(state):
             if budget is not None and step.bytes > budget:
                 continue
             next_cost = extend(cost, step)
             if next_cost < best.get(step.after, next_cost + 1):
                 best[step.after] = next_cost
-                came_from[step.after] = (state, (step.op,))
-                heapq.heappush(frontier, (next_cost, step.after))
+                came_from[step.after] = (state, step.ops)
+                estimate = next_cost + least_left(step.after)
+                heapq.heappush(frontier, (estimate, next(order), next_cost, step.after))
     return None
-
-
-def walk_back(
-    state: _Node, came_from: Mapping[_Node, tuple[_Node, tuple[Op, ...]]]
-) -> tuple[Op, ...]:
-    """Return the operations on the way to a state, in order."""
-    ops: list[Op] = []
-    while state in came_from:
-        state, last = came_from[state]
-        ops += reversed(last)
-    return tuple(reversed(ops))
 
 
 class ChainTransitions:
@@ -243,7 +258,7 @@ class ChainTransitions:
                 has_run | keep.stages & self._records.counted,
             )
             if self._allows(after):
-                yield Transition(keep.op, after, run.time, base + need)
+                yield Transition((keep.op,), after, run.time, base + need)
 
     def _drops(
         self, state: ChainState, stored: StoredRecords, i: int, base: int
@@ -264,11 +279,11 @@ class ChainTransitions:
             need += self._environments[i]
         if not is_stored:
             need += self._sizes.added_output(activations | stored.outputs, i + 1)
-            yield Transition(Op(OpKind.FORWARD_KEEP_INPUT, i), after, run.time, need)
+            yield Transition((Op(OpKind.FORWARD_KEEP_INPUT, i),), after, run.time, need)
         if activations & bit and (i or self._is_plain):
             after = after._replace(activations=after.activations & ~bit)
             if self._allows(after):
-                yield Transition(Op(OpKind.FORWARD_DROP, i), after, run.time, need)
+                yield Transition((Op(OpKind.FORWARD_DROP, i),), after, run.time, need)
 
     def _environment_bytes(self, state: ChainState, stored: StoredRecords) -> int:
         """Return the bytes of what stages have saved that ran, and are to run again."""
@@ -289,7 +304,7 @@ class ChainTransitions:
                 )
                 if self._allows(after):
                     yield Transition(
-                        Op(OpKind.BACKWARD, first),
+                        (Op(OpKind.BACKWARD, first),),
                         after,
                         record.backward_time,
                         need + record.backward_overhead,
@@ -302,12 +317,12 @@ class ChainTransitions:
             if activations >> i & 1:
                 after = ChainState(gradient, activations & ~(1 << i), saved, has_run)
                 if self._allows(after):
-                    yield Transition(Op(OpKind.DISCARD_ACTIVATION, i), after, 0, base)
+                    yield Transition((Op(OpKind.DISCARD_ACTIVATION, i),), after, 0, base)
         for record in self._records.all:
             if saved & record.bit:
                 after = ChainState(gradient, activations, saved & ~record.bit, has_run)
                 if self._allows(after):
-                    yield Transition(Op(OpKind.DISCARD_SAVED, record.first), after, 0, base)
+                    yield Transition((Op(OpKind.DISCARD_SAVED, record.first),), after, 0, base)
 
     def _allows(self, after: ChainState) -> bool:
         """Return whether the rules admit a state: a tape keeps the input of what it recorded."""

@@ -21,16 +21,7 @@ from torch import nn
 import chainstay
 from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.planner import StageSource
-from twins import (
-    SAMPLE,
-    Stack,
-    backward_step,
-    differences,
-    picture,
-    require_refused,
-    seed,
-    shown,
-)
+from twins import SAMPLE, Stack, backward_step, differences, picture, require_refused, seed, shown
 from zoo import loss_of
 
 LOG: list[float] = []

@@ -20,14 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from twins import (
-    SAMPLE,
-    Stack,
-    Step,
-    backward_step,
-    require_trains_equally,
-    shown,
-)
+from twins import SAMPLE, Stack, Step, backward_step, require_trains_equally, shown
 from zoo import loss_of
 
 GLOBAL = 1.0

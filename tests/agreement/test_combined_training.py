@@ -25,12 +25,7 @@ from chainstay.runtime.transfer.cpu_engine import CopyingEngine, _is_ours_alone
 from chainstay.schedule import Schedule
 from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.validation.simulate import simulate
-from combined_support import (
-    kept_in_part,
-    least_plan,
-    least_plan_in_part,
-    with_random_transfers,
-)
+from combined_support import kept_in_part, least_plan, least_plan_in_part, with_random_transfers
 from interrupting import Interrupting, InterruptionError
 from live_tensors import leave_out_other_tests, tensors_alive
 from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case

@@ -189,10 +189,7 @@ def prepared_by_accelerate(rank: int) -> list[str]:
     """`Accelerator.prepare` wraps the model, which is fitted by its first call in there."""
     from accelerate import Accelerator  # noqa: PLC0415  # optional, and slow to import
 
-    from chainstay.integrations.accelerate import (  # noqa: PLC0415  # likewise
-        fit_prepared,
-        unfit_prepared,
-    )
+    from chainstay.integrations.accelerate import fit_prepared, unfit_prepared  # noqa: PLC0415  # likewise
 
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     plain, planned, sample = pair("transformer", "least")

@@ -18,14 +18,7 @@ from chainstay.runtime import trace_memory
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from sgd_steps import differences, three_steps
-from training_conditions import (
-    RECOMPUTING,
-    SHARES,
-    ShareOf,
-    keeps_in_part,
-    recomputes,
-    shown,
-)
+from training_conditions import RECOMPUTING, SHARES, ShareOf, keeps_in_part, recomputes, shown
 
 
 class Averaging(nn.Module):

@@ -188,7 +188,7 @@ def assert_same_along_a_walk(profile: ChainProfile, draw: Random, rules: Discard
     searched = search.ChainTransitions(profile, rules)
     state, memory = searched.start, ChainMemory(profile, rules)
     for _ in range(12):
-        steps = {step.op: step for step in searched.steps(state)}
+        steps = {step.ops[0]: step for step in searched.steps(state)}
         found = {(op, step.time, step.bytes) for op, step in steps.items()}
         assert found == set(accepted_by_simulator(memory))
         if not steps or state.gradient == 0:

@@ -110,15 +110,15 @@ MUTANTS: Final = (
     ),
     Mutant(
         "validation/persistent_search.py",
-        "following = step.op.stage + 1 if goes_on else 0",
+        "following = op.stage + 1 if goes_on else 0",
         "following = 0",
         "agreement/test_options_referee.py::"
         "test_a_second_sweep_can_need_less_than_the_family_of_the_theorem",
     ),
     Mutant(
         "validation/persistent_search.py",
-        "if is_bound or state.protected >> step.op.stage + (not drops):",
-        "if is_bound or state.protected >> step.op.stage + 1:",
+        "if is_bound or state.protected >> op.stage + (not drops):",
+        "if is_bound or state.protected >> op.stage + 1:",
         "agreement/test_options_referee.py::test_optima_of_short_golden_chains",
     ),
     Mutant(

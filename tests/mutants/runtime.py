@@ -141,8 +141,8 @@ MUTANTS: Final = (
         "unit/test_runtime_states.py::test_copies_share_memory_where_the_originals_do",
     ),
     Mutant(
-        "runtime/execute/recompute.py",
-        "return self.versions == tuple(map(version_of, self.state))",
+        "runtime/transfer/step_transfers.py",
+        "return self.versions == tuple(map(_version_of, self.tensors))",
         "return True",
         "unit/test_runtime_promises.py::test_a_changed_checkpoint_is_noticed",
     ),

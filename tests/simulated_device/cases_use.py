@@ -13,26 +13,14 @@ from typing import Any, Final
 
 import pytest
 import torch
-from simulated_device.networks import (
-    Case,
-    Residual,
-    build,
-    chain_of,
-    differences,
-    record,
-    step,
-)
+from simulated_device.networks import Case, Residual, build, chain_of, differences, record, step
 from simulated_device.place import KIND, first, is_simulated, second, twice
 from simulated_device.sim import Extension
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import chainstay
-from chainstay.errors import (
-    InvalidBudgetError,
-    PlanMismatchError,
-    UnsupportedModelError,
-)
+from chainstay.errors import InvalidBudgetError, PlanMismatchError, UnsupportedModelError
 from chainstay.runtime import measure, trace_memory
 from chainstay.runtime.capture.trials.isolation import values_kept
 from chainstay.runtime.devices import device_memory

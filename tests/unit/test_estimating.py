@@ -12,12 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import runtime_support  # noqa: F401  # one thread
-from chainstay import (
-    DeviceModel,
-    UnknownDeviceError,
-    UnsupportedModelError,
-    estimate,
-)
+from chainstay import DeviceModel, UnknownDeviceError, UnsupportedModelError, estimate
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.estimate import DEVICES
 from chainstay.runtime.estimate.devices import device_model

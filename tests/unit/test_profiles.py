@@ -16,14 +16,7 @@ from chainstay.dp import DP
 from chainstay.dp.revolve import Revolve
 from chainstay.errors import ChainstayError, InvalidProfileError
 from chainstay.formulations import CPSAT, MIP
-from chainstay.profiles import (
-    ChainArrays,
-    ChainProfile,
-    JoinProfile,
-    Link,
-    OffloadProfile,
-    Stage,
-)
+from chainstay.profiles import ChainArrays, ChainProfile, JoinProfile, Link, OffloadProfile, Stage
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.validation import search
 

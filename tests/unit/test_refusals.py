@@ -11,14 +11,7 @@ import pytest
 
 from chainstay.errors import CertificateError, InvalidProfileError, InvalidScheduleError
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
-from chainstay.profiles import (
-    Join,
-    JoinProfile,
-    Link,
-    OffloadProfile,
-    Skip,
-    kept_gradients,
-)
+from chainstay.profiles import Join, JoinProfile, Link, OffloadProfile, Skip, kept_gradients
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
 from chainstay.solve.hybrid import solve_hybrid

@@ -293,7 +293,7 @@ def test_transitions_are_the_simulators(
         if not searched._allows(state):
             continue
         found = {
-            (str(step.op), step.after, step.time, step.bytes) for step in searched.steps(state)
+            (str(step.ops[0]), step.after, step.time, step.bytes) for step in searched.steps(state)
         }
         accepted = set(accepted_by_simulator(chain, state, rules))
         needed = {

@@ -16,12 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
-from chainstay.dp.bounds.knapsack_bound import (
-    KeepPrices,
-    KeptCosts,
-    maximiser,
-    option_multiplier,
-)
+from chainstay.dp.bounds.knapsack_bound import KeepPrices, KeptCosts, maximiser, option_multiplier
 from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays, has_options
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel

@@ -144,11 +144,7 @@ def _inside(relaxed: _RelaxedSizes, s: int, j: int, held: int, i: int) -> float:
 
 @kernel
 def _least_restart(
-    relaxed: _RelaxedSizes,
-    later: Tables,
-    start: tuple[int, int],
-    besides: float,
-    best: float,
+    relaxed: _RelaxedSizes, later: Tables, start: tuple[int, int], besides: float, best: float
 ) -> float:
     """Return the minimum of `best` and what restarts of s..n-1 cost, in ns."""
     (s, i), sizes = start, relaxed.sizes

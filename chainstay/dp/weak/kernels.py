@@ -38,20 +38,9 @@ from chainstay.dp.step_functions import (
 )
 from chainstay.dp.weak.least_memory import front_numbers
 from chainstay.dp.weak.move_bound import MoveBound, WeakState, write_move_lines
-from chainstay.dp.weak.moving_checkpoint import (
-    MovingFronts,
-    front_of,
-    merge_position,
-    no_fronts,
-)
+from chainstay.dp.weak.moving_checkpoint import MovingFronts, front_of, merge_position, no_fronts
 
-__all__ = [
-    "MOVE",
-    "WeakFrontPool",
-    "WeakState",
-    "choose_weak",
-    "fill_weak",
-]
+__all__ = ["MOVE", "WeakFrontPool", "WeakState", "choose_weak", "fill_weak"]
 
 _INFINITE: Final = 2**61
 MOVE: Final = -(2**31)

@@ -39,12 +39,7 @@ from chainstay.dp.recursion import (
     require_no_skips,
     unfold,
 )
-from chainstay.dp.weak.kernels import (
-    MOVE,
-    WeakState,
-    choose_weak,
-    fill_weak,
-)
+from chainstay.dp.weak.kernels import MOVE, WeakState, choose_weak, fill_weak
 from chainstay.dp.weak.least_memory import least_weak_memory
 from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import InfeasibleBudgetError

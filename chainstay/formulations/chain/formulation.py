@@ -23,12 +23,7 @@ from chainstay.formulations.chain.exactness_conditions import (
 )
 from chainstay.formulations.chain.phases import Phases
 from chainstay.formulations.chain.records import Record, Records
-from chainstay.formulations.integer_program import (
-    IntegerProgram,
-    Key,
-    LinearExpression,
-    sum_of,
-)
+from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
 from chainstay.formulations.memory_units import enough_bytes, most_bytes, size_divisor
 from chainstay.formulations.program_by_highs import pyomo_model
 from chainstay.formulations.pyomo_types import Model

@@ -38,12 +38,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chainstay.formulations.chain.records import Record, Records
-from chainstay.formulations.integer_program import (
-    IntegerProgram,
-    Key,
-    LinearExpression,
-    sum_of,
-)
+from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
 from chainstay.profiles import ChainProfile, RunCost, Skip
 from chainstay.schedule import Discards
 

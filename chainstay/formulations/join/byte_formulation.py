@@ -32,12 +32,7 @@ from collections.abc import Iterator
 from math import gcd
 from typing import TypeAlias
 
-from chainstay.formulations.integer_program import (
-    IntegerProgram,
-    Key,
-    LinearExpression,
-    sum_of,
-)
+from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
 from chainstay.formulations.join.records import records
 from chainstay.formulations.memory_units import sizes
 from chainstay.profiles import JoinProfile, Stage
@@ -142,12 +137,7 @@ class ByteFormulation:
         return Schedule(tuple(ops))
 
     def _run(
-        self,
-        t: int,
-        u: _Index,
-        stored: set[_Index],
-        saved: set[_Index],
-        on: frozenset[Key],
+        self, t: int, u: _Index, stored: set[_Index], saved: set[_Index], on: frozenset[Key]
     ) -> Iterator[Op]:
         """Yield the operations of stage u's turn in a sweep; update what is stored."""
         if ("keeps_input", t, *u) in on:

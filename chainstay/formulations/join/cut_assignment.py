@@ -22,12 +22,7 @@ from itertools import count
 from math import comb
 
 from chainstay.errors import InvalidProfileError
-from chainstay.formulations.integer_program import (
-    IntegerProgram,
-    Key,
-    LinearExpression,
-    sum_of,
-)
+from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
 from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Op, OpKind, Schedule
 

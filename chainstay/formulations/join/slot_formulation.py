@@ -23,12 +23,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from chainstay.formulations.integer_program import (
-    IntegerProgram,
-    Key,
-    LinearExpression,
-    sum_of,
-)
+from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
 from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Op, OpKind, Schedule
 

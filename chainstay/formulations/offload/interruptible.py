@@ -22,19 +22,13 @@ solves and this checks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
 from chainstay.formulations.offload.variables import OffloadModel
-from chainstay.formulations.pyomo_types import (
-    Constraint,
-    Expression,
-    Relation,
-    constraint_list,
-    pyo,
-)
+from chainstay.formulations.pyomo_types import Expression, Relation, constraint_list, pyo
 from chainstay.problems.offload import OffloadProblem
 from chainstay.schedule import Op, OpKind
 from chainstay.timetable import Move, Time, Timetable, exact
@@ -176,28 +170,24 @@ def build(
         model.add_component(name, pyo.Var(indices, domain=pyo.NonNegativeReals))
     for group in CONSTRAINTS:
         if not (parts and group is turning_points):
-            model.add_component(group.__name__, group(formulation))
+            model.add_component(group.__name__, constraint_list(group(formulation)))
     model.idle = pyo.Objective(expr=sum(model.wait[k] for k in range(2 * formulation.stages)))
     return formulation
 
 
-def whole_activations(formulation: InterruptibleFormulation) -> Constraint:
+def whole_activations(formulation: InterruptibleFormulation) -> Iterable[Relation]:
     """Activations move whole: ``Σ_q out[j,q] = Σ_q back[j,q] = size[j] moves[j]``."""
     model = formulation.model
-
-    def rows() -> Iterator[Relation]:
-        for j in formulation.movable:
-            moved = formulation.size(j) * model.moves[j]
-            yield sum(model.out[j, q] for q in formulation.outs(j)) == moved
-            yield sum(model.back[j, q] for q in formulation.backs(j)) == moved
-
-    return constraint_list(rows())
+    for j in formulation.movable:
+        moved = formulation.size(j) * model.moves[j]
+        yield sum(model.out[j, q] for q in formulation.outs(j)) == moved
+        yield sum(model.back[j, q] for q in formulation.backs(j)) == moved
 
 
-def back_what_has_left(formulation: InterruptibleFormulation) -> Constraint:
+def back_what_has_left(formulation: InterruptibleFormulation) -> Iterable[Relation]:
     """No more has come back by the end of an interval than has left."""
     model = formulation.model
-    return constraint_list(
+    return (
         sum(model.back[j, p] for p in formulation.backs(j) if p <= q)
         <= sum(model.out[j, p] for p in formulation.outs(j) if p <= q)
         for j in formulation.movable
@@ -205,49 +195,41 @@ def back_what_has_left(formulation: InterruptibleFormulation) -> Constraint:
     )
 
 
-def turning_points(formulation: InterruptibleFormulation) -> Constraint:
+def turning_points(formulation: InterruptibleFormulation) -> Iterable[Relation]:
     """An activation leaves up to one interval and comes back from that one on."""
     model = formulation.model
-
-    def rows() -> Iterator[Relation]:
-        for j in formulation.movable:
-            size = formulation.size(j)
-            for q in formulation.outs(j):
-                if q - 1 in formulation.outs(j):
-                    yield model.turned[j, q] >= model.turned[j, q - 1]
-                    yield model.out[j, q] <= size * (1 - model.turned[j, q - 1])
-            for q in formulation.backs(j):
-                yield model.back[j, q] <= size * model.turned[j, q]
-
-    return constraint_list(rows())
+    for j in formulation.movable:
+        size = formulation.size(j)
+        for q in formulation.outs(j):
+            if q - 1 in formulation.outs(j):
+                yield model.turned[j, q] >= model.turned[j, q - 1]
+                yield model.out[j, q] <= size * (1 - model.turned[j, q - 1])
+        for q in formulation.backs(j):
+            yield model.back[j, q] <= size * model.turned[j, q]
 
 
-def link_capacity(formulation: InterruptibleFormulation) -> Constraint:
+def link_capacity(formulation: InterruptibleFormulation) -> Iterable[Relation]:
     """The transfers of an interval take at most as long as it lasts."""
     model = formulation.model
-
-    def rows() -> Iterator[Relation]:
-        for q in range(4 * formulation.stages):
-            out = [model.out[j, q] for j in formulation.movable if q in formulation.outs(j)]
-            back = [model.back[j, q] for j in formulation.movable if q in formulation.backs(j)]
-            if out or back:
-                yield sum(out + back) <= formulation.length(q)
-
-    return constraint_list(rows())
+    for q in range(4 * formulation.stages):
+        out = [model.out[j, q] for j in formulation.movable if q in formulation.outs(j)]
+        back = [model.back[j, q] for j in formulation.movable if q in formulation.backs(j)]
+        if out or back:
+            yield sum(out + back) <= formulation.length(q)
 
 
-def memory_at_starts(formulation: InterruptibleFormulation) -> Constraint:
+def memory_at_starts(formulation: InterruptibleFormulation) -> Iterable[Relation]:
     """When computation k starts, its excess above the budget is away."""
-    return constraint_list(
+    return (
         formulation.away(_readers(formulation, k), 2 * k) >= need
         for k, need in enumerate(formulation.needs)
         if need > 0
     )
 
 
-def memory_at_ends(formulation: InterruptibleFormulation) -> Constraint:
+def memory_at_ends(formulation: InterruptibleFormulation) -> Iterable[Relation]:
     """When computation k ends, its excess is still away: nothing has been freed yet."""
-    return constraint_list(
+    return (
         formulation.away(_readers(formulation, k), 2 * k + 1) >= need
         for k, need in enumerate(formulation.needs)
         if need > 0

@@ -11,11 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from chainstay.runtime.devices.device import device_at
-from chainstay.runtime.devices.profiled_memory import (
-    MemoryTrace,
-    garbage_at_rest,
-    operator_beyond,
-)
+from chainstay.runtime.devices.profiled_memory import MemoryTrace, garbage_at_rest, operator_beyond
 
 __all__ = [
     "MemoryTrace",

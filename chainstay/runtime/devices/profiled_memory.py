@@ -50,9 +50,7 @@ class MemoryTrace:
     reserved_bytes: int = 0
 
 
-def trace_on_cpu(
-    function: Callable[[Callable[[], None]], object],
-) -> tuple[MemoryTrace, ...]:
+def trace_on_cpu(function: Callable[[Callable[[], None]], object]) -> tuple[MemoryTrace, ...]:
     """Trace a function that marks its phases; see `trace_marked`.
 
     Raises:

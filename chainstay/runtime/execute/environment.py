@@ -22,12 +22,7 @@ from chainstay.runtime.devices.backend_settings import (
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.execute.leaf_flags import ALONE, SharedRead, has_gradient
-from chainstay.runtime.execute.repeatable import (
-    REMEDY,
-    OperatorLog,
-    first_difference,
-    is_repeated,
-)
+from chainstay.runtime.execute.repeatable import REMEDY, OperatorLog, first_difference, is_repeated
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.states import State, changeable, copied, non_leaves, version_of
 

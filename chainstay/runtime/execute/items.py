@@ -98,8 +98,7 @@ def standing_bytes(profile: ChainProfile, schedule: Schedule) -> Iterator[int]:
     That is the input, and a shared tensor as long as something stored has it, wherever the
     rest of that is. A gradient that a backward hands on unchanged is not there twice.
     """
-    last = {op: index for index, op in enumerate(schedule) if op.kind.is_prefetch}
-    returns = {op.item: index for op, index in last.items()}
+    returns = {op.item: index for index, op in enumerate(schedule) if op.kind.is_prefetch}
     shared = [(skip.states, skip.bytes) for skip in profile.skips if skip.first]
     passed_on = _sums(profile, _passed_on(profile))
     held: set[Item] = set()

@@ -46,10 +46,9 @@ from chainstay.runtime.stage.states import (
     detached,
     is_among,
     non_leaves,
-    version_of,
 )
 from chainstay.runtime.transfer.movable_storage import MovableStorage
-from chainstay.runtime.transfer.step_transfers import OffloadedState, OffloadHook, StepTransfers
+from chainstay.runtime.transfer.step_transfers import OffloadHook, StepTransfers, StoredState
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Run:
     shared: Sequence[Any]
     pending: int
     widths: tuple[int, ...] = ()
-    checkpoints: dict[int, Versioned | OffloadedState] = field(default_factory=dict)
+    checkpoints: dict[int, StoredState] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
     transfers: StepTransfers | None = None
@@ -259,10 +258,7 @@ class Run:
 
     def _store(self, number: int, state: State) -> None:
         """Keep state `number`."""
-        if self.transfers is None:
-            self.checkpoints[number] = Versioned.of(state)
-        else:
-            self.checkpoints[number] = OffloadedState.of(state, self.transfers)
+        self.checkpoints[number] = StoredState.of(state, self.transfers)
 
     def _take_start(self, step: Step) -> tuple[State, list[Environment]]:
         """Return what a step starts from; keep it only if another forward starts from it, too."""
@@ -316,24 +312,6 @@ class Run:
         shared = [self.shared[position] for position in (*effects.only_read, *effects.written)]
         given = (*state, *(value for value in shared if isinstance(value, torch.Tensor)))
         return self.transfers.hook(step, given, prepare)
-
-
-@dataclass(frozen=True, slots=True)
-class Versioned:
-    """Tensors to be read again, and how often each had been changed in place by now."""
-
-    state: State
-    versions: tuple[int, ...]
-
-    @classmethod
-    def of(cls, state: State) -> Versioned:
-        """`state` as it is."""
-        return cls(state, tuple(map(version_of, state)))
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether nothing has been changed in place since."""
-        return self.versions == tuple(map(version_of, self.state))
 
 
 def _nodes_of(output: State, given: State) -> list[Node]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
-from chainstay.runtime.measures.costs import ObservedStage, lasting_bytes
+from chainstay.runtime.measures.costs import ObservedStage
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.assumed_loss import AssumedLoss
@@ -64,7 +64,6 @@ class JoinAccountant:
     _leaves: dict[int, int] = field(default_factory=dict)  # numbers by identity
 
     def __post_init__(self) -> None:
-        self.standing += sum(lasting_bytes(*part) for part in self.parts)
         self._observed = [observation for part in self.parts for observation in part.observed]
         self._beside = list(self._all_beside())
 

@@ -20,20 +20,15 @@ from chainstay.runtime.measures.cost_files import path_in, signature_of
 from chainstay.runtime.measures.costs import (
     ObservedStage,
     Subject,
+    lasting_bytes,
     observe_chain,
     timed,
     trace_chain,
 )
 from chainstay.runtime.measures.measured import effects_of
-from chainstay.runtime.measures.option_costs import (
-    observe_options,
-    options_on_file,
-    with_options,
-)
+from chainstay.runtime.measures.option_costs import observe_options, options_on_file, with_options
 from chainstay.runtime.measures.probe import StageMemory
-from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes
 from chainstay.runtime.options.table import OptionTable
-from chainstay.runtime.stage.states import state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +67,14 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
     options, found = {}, []
     with _summing(stages):
         memories = _memories(join, parts, observed)
+        traced = list(chain.from_iterable(memories))
         if wants_options:
-            traced = list(chain.from_iterable(memories))
             found = observe_options(stages, traced, parts, has_spans=False)
+    lasting = lasting_bytes(stages, traced, Autocast.now(parts[0].device))
     accountant = JoinAccountant(
         [ObservedPart(*part) for part in zip(observed, memories, strict=True)],
         branches,
-        _common_bytes(stages, parts),
+        parts[0].counted_bytes + lasting,
     )
     account = accountant.account()
     if wants_options:
@@ -106,14 +102,6 @@ def _memories(
         met = _slices(tails[0][0].input_gradients, join.widths)
     behind = zip(observed[:branches], parts[:branches], met, strict=True)
     return [*(trace_chain(own, part, below) for own, part, below in behind), *tails]
-
-
-def _common_bytes(observed: Sequence[ObservedStage], parts: Sequence[Subject]) -> int:
-    """Return the bytes that stand through the whole step, whatever the stages."""
-    device, counted = parts[0].device, parts[0].counted
-    leaves = [observation.leaves for observation in observed]
-    held = state_bytes(tensor for tensor in counted if tensor.device == device)
-    return held + autocast_copies_bytes(leaves, Autocast.now(device))
 
 
 def _signature_of(join: GraphJoin, parts: Sequence[Subject]) -> str:

@@ -31,12 +31,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, RunCost, Skip, Stage, StageOption
-from chainstay.runtime.measures.stage_cost import (
-    BesideRuns,
-    OptionCost,
-    StageCost,
-    stage_by_kind,
-)
+from chainstay.runtime.measures.stage_cost import BesideRuns, OptionCost, StageCost, stage_by_kind
 from chainstay.schedule import OpKind, Schedule
 
 

@@ -196,10 +196,7 @@ class _Seed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        gradients: Gradients,
-        uses: LeafUses,
-        *tensors: torch.Tensor,
+        ctx: Any, gradients: Gradients, uses: LeafUses, *tensors: torch.Tensor
     ) -> torch.Tensor:
         ctx.made, ctx.uses, ctx.count = gradients, uses, len(tensors)
         dtype, device = tensors[0].dtype.to_real(), tensors[0].device

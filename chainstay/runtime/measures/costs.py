@@ -81,6 +81,11 @@ class Subject:
         """The stages without the loss."""
         return tuple(stage for stage in self.stages if not stage.is_loss)
 
+    @property
+    def counted_bytes(self) -> int:
+        """The bytes on the device that are there because of the call."""
+        return state_bytes(tensor for tensor in self.counted if tensor.device == self.device)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedStage(TimedStage):
@@ -301,8 +306,9 @@ class Surroundings:
         gradients = [*(stage.input_gradients for stage in memories), memories[-1].output_gradients]
         has_loss = observed[-1].stage.is_loss
         inputs = slice(0, len(observed) + (not has_loss))  # of every stage, the loss's included
+        wanting = tuple(tensor for tensor in subject.source if tensor.requires_grad)
         return cls(
-            standing=_standing_bytes(observed, memories, subject, autocast),
+            standing=subject.counted_bytes + lasting_bytes(observed, memories, autocast, wanting),
             states=states,
             gradients=gradients,
             skips=shared_skips(states[inputs], gradients[inputs]),
@@ -340,26 +346,18 @@ class Surroundings:
         )
 
 
-def _standing_bytes(
+def lasting_bytes(
     observed: Sequence[ObservedStage],
     memories: Sequence[StageMemory],
-    subject: Subject,
     autocast: Autocast | None,
+    others: State = (),
 ) -> int:
-    """Bytes that a plan holds through the whole step."""
-    leaves = [seen.leaves for seen in observed]
-    inputs = tuple(tensor for tensor in subject.source if tensor.requires_grad)
-    total = state_bytes(tensor for tensor in subject.counted if tensor.device == subject.device)
-    total += autocast_copies_bytes([*leaves, inputs], autocast)
-    return total + lasting_bytes(observed, memories)
+    """Return the bytes that stages leave standing through the whole step.
 
-
-def lasting_bytes(observed: Sequence[ObservedStage], memories: Sequence[StageMemory]) -> int:
-    """Return the bytes of stages that stand through the whole step.
-
-    That is what forwards cannot drop, and the value and the gradient of the loss.
+    That is what forwards cannot drop, the value and the gradient of the loss, and autocast's copies
+    of leaves, those of `others` included.
     """
-    total = 0
+    total = autocast_copies_bytes([*(seen.leaves for seen in observed), others], autocast)
     for seen, memory in zip(observed, memories, strict=True):
         if seen.stage.is_loss:
             total += seen.made_bytes + memory.output_gradients.allocated_bytes

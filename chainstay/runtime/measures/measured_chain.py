@@ -46,11 +46,7 @@ from chainstay.runtime.measures.measured import (
 )
 from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.given_stages import (
-    Model,
-    StageLoop,
-    named_stages,
-)
+from chainstay.runtime.stage.given_stages import Model, StageLoop, named_stages
 from chainstay.runtime.stage.loss_stage import Loss, loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import names_of, subject_of, with_graph
 from chainstay.runtime.transfer import Engine, PlannedTransfers, engine_for, program_of

@@ -89,10 +89,7 @@ class StageProbe:
     _leaf_gradients: dict[int, LeafGradient] = field(default_factory=dict)
 
     def phases(
-        self,
-        source: State,
-        device: torch.device,
-        devices: Sequence[torch.device] | None = None,
+        self, source: State, device: torch.device, devices: Sequence[torch.device] | None = None
     ) -> Generator[Callable[[], None]]:
         """Yield the functions to trace, in this order; `memory` explains what comes out.
 

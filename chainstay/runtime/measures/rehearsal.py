@@ -39,10 +39,7 @@ class Rehearsal:
 
 
 def rehearse_graph(
-    planned: PlannedGraph | PlannedJoin,
-    inputs: Sequence[Any],
-    loss: ChainStage | None,
-    limit: int,
+    planned: PlannedGraph | PlannedJoin, inputs: Sequence[Any], loss: ChainStage | None, limit: int
 ) -> Rehearsal:
     """Run a captured graph by its plan, forward and backward; call it inside `measuring`."""
     graph = planned.graph

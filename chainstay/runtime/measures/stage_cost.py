@@ -10,6 +10,7 @@ from math import ceil
 from typing import NamedTuple, Self
 
 from chainstay.profiles import RunCost, Stage, StageOption
+from chainstay.profiles.quantities import with_numbers
 from chainstay.runtime.stage.assumed_loss import OPERATOR, AssumedLoss
 from chainstay.schedule import OpKind
 
@@ -164,54 +165,25 @@ class StageCost:
 
         The output and its gradient are scaled by `passed_on`; what environments take stays.
         """
-
-        def scaled(size: int) -> int:
-            return ceil(size * share)
-
         output = ceil(self.output_bytes * passed_on)
+        found = with_numbers(self, ("_time", "_bytes"), lambda number: ceil(number * share))
         options = (
-            replace(
-                option,
-                saved_bytes=max(scaled(option.saved_bytes), output),
-                recording_bytes=scaled(option.recording_bytes),
-                backward_bytes=scaled(option.backward_bytes),
-                replay_time=scaled(option.replay_time),
-            )
-            for option in self.options
+            replace(option, saved_bytes=max(option.saved_bytes, output)) for option in found.options
         )
         return replace(
-            self,
-            forward_time=scaled(self.forward_time),
-            backward_time=scaled(self.backward_time),
-            rerun_time=scaled(self.rerun_time),
-            hooks_time=scaled(self.hooks_time),
+            found,
             output_bytes=output,
-            saved_bytes=max(scaled(self.saved_bytes), output),
+            saved_bytes=max(found.saved_bytes, output),
             gradient_bytes=ceil(self.gradient_bytes * passed_on),
-            recording_bytes=scaled(self.recording_bytes),
-            dropping_bytes=scaled(self.dropping_bytes),
-            backward_bytes=scaled(self.backward_bytes),
-            again_bytes=scaled(self.again_bytes),
+            environment_bytes=self.environment_bytes,
+            random_bytes=self.random_bytes,
             options=tuple(options),
         )
 
     def beside(self, size: int) -> StageCost:
         """Return the stage while `size` more bytes stand beside all its operations."""
-        options = (
-            replace(
-                option,
-                recording_bytes=option.recording_bytes + size,
-                backward_bytes=option.backward_bytes + size,
-            )
-            for option in self.options
-        )
-        return replace(
-            self,
-            recording_bytes=self.recording_bytes + size,
-            dropping_bytes=self.dropping_bytes + size,
-            backward_bytes=self.backward_bytes + size,
-            options=tuple(options),
-        )
+        overheads = ("recording_bytes", "dropping_bytes", "backward_bytes")
+        return with_numbers(self, overheads, lambda overhead: overhead + size)
 
     def without_times(self, too_large: int) -> StageCost:
         """Return the stage with times alike; options that are not steady save `too_large` bytes."""

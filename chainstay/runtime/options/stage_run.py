@@ -13,11 +13,7 @@ from torch import fx
 
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.stopwatch import run_timed
-from chainstay.runtime.execute.environment import (
-    in_mid_chain,
-    random_states,
-    restore_random_states,
-)
+from chainstay.runtime.execute.environment import in_mid_chain, random_states, restore_random_states
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.options.composition import Composition
 from chainstay.runtime.stage.chain_stage import ChainStage

@@ -73,14 +73,10 @@ def _refusal(op: Op, loss: int, *, is_in_loss: bool) -> str | None:
         return f"{op} is an operation of joins, and this is a single chain"
     if op.stage > loss:
         return f"{op} names stage {op.stage}, the last one is {loss}"
-    is_computation = op.kind.is_forward or op.kind is OpKind.BACKWARD
-    if is_computation and is_in_loss and op != Op(OpKind.BACKWARD, loss):
+    if not (op.kind.is_forward or op.kind is OpKind.BACKWARD):
+        return None
+    if is_in_loss and op != Op(OpKind.BACKWARD, loss):
         return f"{op} runs between the loss and its backward, where a runtime cannot do anything"
-    if (
-        op.stage == loss
-        and is_computation
-        and not is_in_loss
-        and op.kind is not OpKind.FORWARD_KEEP_ALL
-    ):
+    if op.stage == loss and not is_in_loss and op.kind is not OpKind.FORWARD_KEEP_ALL:
         return f"{op} is out of order; the loss runs once, and saves what its backward needs"
     return None

@@ -124,8 +124,8 @@ class StepTransfers:
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadedState:
-    """A state whose tensors may be away; stands for a `Versioned` one.
+class StoredState:
+    """A state to be read again, whose tensors may be away meanwhile.
 
     Attributes:
         tensors: The tensors as they are, or what stands for them.
@@ -138,11 +138,11 @@ class OffloadedState:
     wanting: tuple[bool, ...]
 
     @classmethod
-    def of(cls, state: State, transfers: StepTransfers) -> OffloadedState:
+    def of(cls, state: State, transfers: StepTransfers | None) -> StoredState:
         """Hold `state`, or the storages of its tensors; it is read when all is prepared."""
         held = []
         for tensor in state:
-            storage = transfers.storage_at(address_of(tensor))
+            storage = None if transfers is None else transfers.storage_at(address_of(tensor))
             held.append(
                 tensor if storage is None else OffloadedTensor(storage, lambda: None, tensor)
             )
@@ -164,13 +164,11 @@ class OffloadedState:
         Raises:
             PlanMismatchError: One was changed in place before it went.
         """
-        tensors = (
-            tensor.restored().detach() if isinstance(tensor, OffloadedTensor) else tensor
-            for tensor in self.tensors
-        )
         return tuple(
-            tensor.requires_grad_(wants)
-            for tensor, wants in zip(tensors, self.wanting, strict=True)
+            tensor.restored().detach().requires_grad_(wants)
+            if isinstance(tensor, OffloadedTensor)
+            else tensor
+            for tensor, wants in zip(self.tensors, self.wanting, strict=True)
         )
 
 

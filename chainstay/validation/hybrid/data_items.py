@@ -3,62 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, TypeAlias
 
-from chainstay.schedule import Op, OpKind, Schedule
-
-Item: TypeAlias = tuple[str, int]
-"""``("a", i)``: activation ``a^i``; ``("b", i)``: what ``Fa`` of stage i saved, by any option."""
-
-
-_SAVED: Final = (OpKind.OFFLOAD_SAVED, OpKind.PREFETCH_SAVED, OpKind.DISCARD_SAVED)
-
-
-def item_of(op: Op) -> Item:
-    """Return the item that a transfer moves or a discard drops."""
-    is_saved = op.kind in _SAVED
-    return ("b" if is_saved else "a", op.stage)
+from chainstay.schedule import Item, Op, OpKind, Schedule
 
 
 def output_item(op: Op) -> Item:
     """Return the item that a forward makes."""
     if op.kind is OpKind.FORWARD_KEEP_ALL:
-        return ("b", op.stage)
-    return ("a", op.stage + 1)
-
-
-def input_item(stage: int, stored: Iterable[Item]) -> Item:
-    """Return where a stage finds its input: in ``a^i``, else in what the stage before saved."""
-    return ("a", stage) if ("a", stage) in stored else ("b", stage - 1)
+        return Item("b", op.stage)
+    return Item("a", op.stage + 1)
 
 
 def read_items(op: Op, stored: Iterable[Item]) -> tuple[Item, ...]:
-    """Return the items that a computation reads."""
-    source = input_item(op.stage, stored)
-    return (source, ("b", op.stage)) if op.kind is OpKind.BACKWARD else (source,)
+    """Return the items that a computation reads: its input is ``a^i``, or in what was saved."""
+    plain = Item("a", op.stage)
+    source = plain if plain in stored else Item("b", op.stage - 1)
+    return (source, Item("b", op.stage)) if op.kind is OpKind.BACKWARD else (source,)
 
 
 def freed_items(op: Op) -> tuple[Item, ...]:
     """Return the items that a computation removes where they are stored."""
     if op.kind is OpKind.BACKWARD:
-        return (("a", op.stage), ("b", op.stage))
-    return (("a", op.stage),) if op.kind is OpKind.FORWARD_DROP else ()
+        return (Item("a", op.stage), Item("b", op.stage))
+    return (Item("a", op.stage),) if op.kind is OpKind.FORWARD_DROP else ()
 
 
 def last_uses(schedule: Schedule) -> dict[int, list[Item]]:
     """Return, by operation, the offloaded items whose copy on the device is used there last."""
-    stored: set[Item] = {("a", 0)}
+    stored: set[Item] = {Item("a", 0)}
     leaving: dict[Item, int] = {}
     released: dict[int, list[Item]] = {}
     for index, op in enumerate(schedule):
         match op.kind:
             case _ if op.kind.is_offload:
-                leaving[item_of(op)] = index
+                leaving[op.item] = index
             case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
-                leaving.pop(item_of(op), None)
-                stored.discard(item_of(op))
+                leaving.pop(op.item, None)
+                stored.discard(op.item)
             case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
-                _returns(item_of(op), stored, leaving, released)
+                _returns(op.item, stored, leaving, released)
             case OpKind.TURN:
                 pass  # the machine refuses it, and says where it is
             case _:
@@ -73,7 +56,7 @@ def last_transfers(schedule: Schedule) -> set[int]:
     last: dict[Item, int] = {}
     for index, op in enumerate(schedule):
         if op.kind.is_transfer:
-            last[item_of(op)] = index
+            last[op.item] = index
     return set(last.values())
 
 
@@ -86,11 +69,7 @@ def _returns(
 
 
 def _computes(
-    op: Op,
-    index: int,
-    stored: set[Item],
-    leaving: dict[Item, int],
-    released: dict[int, list[Item]],
+    op: Op, index: int, stored: set[Item], leaving: dict[Item, int], released: dict[int, list[Item]]
 ) -> None:
     for item in read_items(op, stored):
         if item in leaving:

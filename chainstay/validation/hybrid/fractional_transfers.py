@@ -17,15 +17,9 @@ from fractions import Fraction
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time, exact
-from chainstay.validation.hybrid.data_items import (
-    Item,
-    freed_items,
-    item_of,
-    output_item,
-    read_items,
-)
+from chainstay.validation.hybrid.data_items import freed_items, output_item, read_items
 from chainstay.validation.simulate import simulate
 
 
@@ -72,7 +66,7 @@ def fractional_makespan(
             "fractional transfers are defined for a half-duplex link without latency, not for "
             f"{link}; use transfers='integral'"
         )
-    moved = {item_of(op) for op in schedule if op.kind.is_transfer}
+    moved = {op.item for op in schedule if op.kind.is_transfer}
     computations = without_transfers(schedule)
     replay = simulate(profile, computations)
     turn = computations.ops.index(Op(OpKind.BACKWARD, len(profile) - 1))
@@ -105,9 +99,9 @@ def _uses(
 ) -> list[_ItemUse]:
     """Return the uses of each offloaded item, by the copy that is stored around the loss."""
     uses: dict[Item, _ItemUse] = {}
-    stored: set[Item] = {("a", 0)}
-    if ("a", 0) in moved:
-        uses["a", 0] = _ItemUse(profile.input_bytes, -1, -1)
+    stored: set[Item] = {Item("a", 0)}
+    if Item("a", 0) in moved:
+        uses[Item("a", 0)] = _ItemUse(profile.input_bytes, -1, -1)
     for position, op in enumerate(ops):
         for use in filter(None, map(uses.get, read_items(op, stored))):
             if position < turn:
@@ -133,8 +127,7 @@ def _require_uses(uses: dict[Item, _ItemUse], moved: Collection[Item]) -> None:
     for item in moved:
         if item not in uses or uses[item].first_backward < 0:
             raise InvalidScheduleError(
-                f"{item[0]}{item[1]} moves, and no one copy of it is there before and read after "
-                "the loss"
+                f"{item} moves, and no one copy of it is there before and read after the loss"
             )
 
 

@@ -16,9 +16,8 @@ from typing import Final, TypeAlias
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import exact
-from chainstay.validation.hybrid.data_items import Item, item_of
 from chainstay.validation.hybrid.simulate import HybridMachine
 from chainstay.validation.offload.search import Optimum, is_new
 from chainstay.validation.simulate import InvalidOperationError
@@ -27,9 +26,7 @@ LARGEST_HYBRID: Final = 4
 """Stages of the longest chain accepted."""
 
 _Key: TypeAlias = tuple[object, ...]
-_OFFLOAD: Final = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
-_PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
-_DISCARD: Final = {"a": OpKind.DISCARD_ACTIVATION, "b": OpKind.DISCARD_SAVED}
+_DISCARDS: Final = (OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED)
 
 
 def hybrid_optimum(profile: ChainProfile, *, budget: int, link: Link) -> Optimum | None:
@@ -64,7 +61,7 @@ def hybrid_optimum(profile: ChainProfile, *, budget: int, link: Link) -> Optimum
             except (InvalidOperationError, InvalidScheduleError):
                 continue
             if is_last:
-                following.forget(item_of(op))
+                following.forget(op.item)
             if _is_new(seen, following, (*ops, op)):
                 state = (_bound(following), next(order), following, (*ops, op))
                 heapq.heappush(open_states, state)
@@ -85,9 +82,9 @@ def _bound(machine: HybridMachine) -> int:
     ticks, waiting = machine.link.ticks, 0
     for i in range(machine.gradient):
         rest = [option.first.total_time for option in machine.options[i]]
-        if ("b", i) in machine.here:
+        if Item("b", i) in machine.here:
             rest.append(machine.saved[i].first.backward_time)
-        if ("b", i) in machine.sent:
+        if Item("b", i) in machine.sent:
             rest.append(machine.away[i].first.backward_time)
         waiting += min(rest)
     return max(machine.now, machine.ends) + ticks * waiting
@@ -99,27 +96,26 @@ def _steps(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[tuple[Op, bo
         yield op, False
     here, is_limited = machine.here, machine.link.capacity is not None
     for item in sorted(machine.sent - machine.forgotten - here):
-        if item[1] < machine.gradient:
-            op = Op(_PREFETCH[item[0]], item[1])
-            yield op, False
+        if item.number < machine.gradient:
+            yield item.prefetch, False
             if is_limited:
-                yield op, True
+                yield item.prefetch, True
 
 
 def _drops(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[Op]:
     """Yield the discards that may follow the last operation, in one fixed order."""
     for item in sorted(_droppable(ops) & machine.here):
-        yield Op(_DISCARD[item[0]], item[1])
+        yield item.discard
 
 
 def _computations(machine: HybridMachine) -> Iterator[Op]:
     here = machine.here
     for i in range(machine.gradient):
-        if ("a", i) in here or ("b", i - 1) in here:
-            if ("b", i) not in here:
+        if Item("a", i) in here or Item("b", i - 1) in here:
+            if Item("b", i) not in here:
                 for option in range(len(machine.options[i])):
                     yield Op(OpKind.FORWARD_KEEP_ALL, i, option=option)
-            if ("a", i + 1) not in here and i + 1 < machine.gradient:
+            if Item("a", i + 1) not in here and i + 1 < machine.gradient:
                 yield Op(OpKind.FORWARD_KEEP_INPUT, i)
     if machine.gradient:
         yield Op(OpKind.BACKWARD, machine.gradient - 1)
@@ -127,8 +123,8 @@ def _computations(machine: HybridMachine) -> Iterator[Op]:
 
 def _offloads(machine: HybridMachine) -> Iterator[Op]:
     for item in sorted(machine.here - machine.sent):
-        if machine.size(item) and item != ("b", machine.gradient - 1):
-            yield Op(_OFFLOAD[item[0]], item[1])
+        if machine.size(item) and item != Item("b", machine.gradient - 1):
+            yield item.offload
 
 
 def _droppable(ops: tuple[Op, ...]) -> set[Item]:
@@ -137,19 +133,18 @@ def _droppable(ops: tuple[Op, ...]) -> set[Item]:
     if last is None or last.kind.is_prefetch:
         return set()
     if last.kind.is_offload:
-        return {item_of(last)}
-    if last.kind not in _DISCARD.values():
+        return {last.item}
+    if last.kind not in _DISCARDS:
         return _touched(last)
-    while before and before[-1].kind in _DISCARD.values():
+    while before and before[-1].kind in _DISCARDS:
         before.pop()
     if not before or before[-1].kind.is_transfer:
         return set()
-    return {item for item in _touched(before[-1]) if item > item_of(last)}
+    return {item for item in _touched(before[-1]) if item > last.item}
 
 
 def _touched(op: Op) -> set[Item]:
-    i = op.stage
-    return {("a", i), ("b", i - 1)}
+    return {Item("a", op.stage), Item("b", op.stage - 1)}
 
 
 def _is_new(

@@ -32,13 +32,11 @@ from dataclasses import dataclass, field
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link, StageOption
 from chainstay.profiles.chain import require_single_stage_options
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.validation.arguments import require_replayable
 from chainstay.validation.event_machine import EventMachine, TransferReplay
 from chainstay.validation.hybrid.data_items import (
-    Item,
     freed_items,
-    item_of,
     last_transfers,
     last_uses,
     output_item,
@@ -97,7 +95,6 @@ class HybridMachine(EventMachine):
         away: By stage, the option of the saved data that were sent to the host.
         gradient: Index of the gradient held, or held once the last backward issued has ended.
         overhead: Overhead bytes of the computation that is running.
-        ends: End of the last computation issued, in ticks.
         stored: Items in device memory, whole or on their way in or out.
         ready: Stored items whose data are complete.
         reading: Items that the running computation reads.
@@ -119,9 +116,8 @@ class HybridMachine(EventMachine):
     away: dict[int, StageOption] = field(default_factory=dict)
     gradient: int = -1
     overhead: int = 0
-    ends: int = 0
-    stored: set[Item] = field(default_factory=lambda: {("a", 0)})
-    ready: set[Item] = field(default_factory=lambda: {("a", 0)})
+    stored: set[Item] = field(default_factory=lambda: {Item("a", 0)})
+    ready: set[Item] = field(default_factory=lambda: {Item("a", 0)})
     reading: set[Item] = field(default_factory=set)
     sending: set[Item] = field(default_factory=set)
     fetching: set[Item] = field(default_factory=set)
@@ -170,7 +166,7 @@ class HybridMachine(EventMachine):
             for item in released.get(index, ()):
                 self.release(item)
             if index in forgotten:
-                self.forget(item_of(op))
+                self.forget(op.item)
 
         return self._run(schedule, issue)
 
@@ -208,19 +204,16 @@ class HybridMachine(EventMachine):
 
     def moved_bytes(self, op: Op) -> int:
         """Return the bytes that the transfer `op` moves."""
-        return self._bytes(item_of(op), self.away)
+        return self._bytes(op.item, self.away)
 
     def _missing_end(self) -> str:
         if self.gradient == 0:
             return ""
         return f"the schedule ends before B{self.gradient - 1}; every stage needs its backward"
 
-    def _end(self) -> int:
-        return self.ends
-
     def _issue(self, op: Op, given_overhead: int | None) -> None:
         here, option = self.here, self._option(op)
-        if op.kind is OpKind.FORWARD_DROP and ("a", op.stage) not in here:
+        if op.kind is OpKind.FORWARD_DROP and Item("a", op.stage) not in here:
             raise InvalidOperationError(
                 f"{op} needs a{op.stage} itself to drop it, and it is not stored"
             )
@@ -264,7 +257,6 @@ class HybridMachine(EventMachine):
         self.released.update(item for item in freed_items(op) if item in self.stored)
         if op.kind is OpKind.BACKWARD:
             self.gradient = op.stage
-        self.ends = self.now + time * self.link.ticks
         self._compute(op, time * self.link.ticks)
 
     def _option(self, op: Op) -> StageOption:
@@ -291,31 +283,31 @@ class HybridMachine(EventMachine):
         )
 
     def _offload(self, op: Op) -> None:
-        item = item_of(op)
+        item = op.item
         if item in self.sent:
             raise InvalidOperationError(
                 f"{op} comes a second time; the host keeps what it has, so drop it"
             )
         if item not in self.here:
             raise InvalidOperationError(f"{op} moves what is not stored")
-        if item[0] == "b":
+        if item.kind == "b":
             self.away[op.stage] = self.saved[op.stage]
         self.sent.add(item)
         self.sending.add(item)
         self._queue(op)
 
     def _discard(self, op: Op) -> None:
-        item = item_of(op)
+        item = op.item
         if item not in self.here:
             raise InvalidOperationError(f"{op} drops what is not stored")
-        if item == ("a", 0) and item not in self.sent:
+        if item == Item("a", 0) and item not in self.sent:
             raise InvalidOperationError(
                 f"{op} would drop the network's input, which nothing can recompute"
             )
         self.release(item)
 
     def _prefetch(self, op: Op) -> None:
-        item = item_of(op)
+        item = op.item
         if item not in self.sent:
             raise InvalidOperationError(f"{op} brings back what was not offloaded")
         assert item not in self.forgotten, "the last prefetch is known"
@@ -328,14 +320,14 @@ class HybridMachine(EventMachine):
             lambda: item in self.host and item not in self.stored and self._is_link_free(op),
         )
         self._acquire(size)
-        if item[0] == "b":
+        if item.kind == "b":
             self.saved[op.stage] = self.away[op.stage]
         self.stored.add(item)
         self.fetching.add(item)
         self._start_move(op)
 
     def _can_leave(self, op: Op) -> bool:
-        return item_of(op) in self.ready
+        return op.item in self.ready
 
     def _free(self) -> None:
         gone = (self.released & self.ready) - self.reading - self.sending
@@ -357,7 +349,7 @@ class HybridMachine(EventMachine):
         self.ready.add(output_item(op))
 
     def _moved(self, op: Op) -> None:
-        item = item_of(op)
+        item = op.item
         if op.kind.is_prefetch:
             self.ready.add(item)
             self.fetching.discard(item)

@@ -8,7 +8,6 @@ backward must still run.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,13 +15,8 @@ from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import HomogeneousJoin, Join, kept_gradients
 from chainstay.schedule import Discards, Op, Schedule
 from chainstay.solution import Claim, Family
-from chainstay.validation.join.states import (
-    ByteTransitions,
-    JoinState,
-    JoinTransitions,
-    SlotTransitions,
-)
-from chainstay.validation.search import walk_back
+from chainstay.validation.join.states import ByteTransitions, JoinTransitions, SlotTransitions
+from chainstay.validation.search import add_time, cheapest_path, raise_peak
 
 LARGEST_JOIN: Final = 24
 """Stages of the largest join accepted; more than 10 with saved data take minutes."""
@@ -51,7 +45,7 @@ def join_optimum(profile: Join, budget: int, *, keep: Sequence[bool] | None = No
         rules = SlotTransitions(profile, flags)
     else:
         rules = ByteTransitions(profile, flags)
-    found = _best_path(rules, budget) if rules.stored(rules.start) <= budget else None
+    found = _fastest_path(rules, budget) if rules.stored(rules.start) <= budget else None
     if found is None:
         raise InfeasibleBudgetError(
             budget=budget,
@@ -75,38 +69,16 @@ def _least_budget(rules: JoinTransitions, profile: Join) -> int:
     """Return the least budget for which some schedule exists."""
     if isinstance(profile, HomogeneousJoin):  # slots are few: try them
         slots = rules.stored(rules.start)
-        while _best_path(rules, slots) is None:
+        while _fastest_path(rules, slots) is None:
             slots += 1
         return slots
-    best = {rules.start: rules.stored(rules.start)}
-    frontier = [(rules.stored(rules.start), 0, rules.start)]
-    while True:
-        peak, _, state = heapq.heappop(frontier)
-        if max(state.gradients) <= 0:
-            return peak
-        for step in rules.steps(state, None):
-            higher = max(peak, step.bytes)
-            if higher < best.get(step.after, higher + 1):
-                best[step.after] = higher
-                heapq.heappush(frontier, (higher, len(best), step.after))
+    found = cheapest_path(rules.start, lambda state: rules.steps(state, None), raise_peak)
+    assert found is not None, "to keep all is valid for every join"
+    return found[0]
 
 
-def _best_path(rules: JoinTransitions, budget: int) -> tuple[int, tuple[Op, ...]] | None:
+def _fastest_path(rules: JoinTransitions, budget: int) -> tuple[int, tuple[Op, ...]] | None:
     """Return the least time of a path to a final state, and the operations along it."""
-    best = {rules.start: 0}
-    came_from: dict[JoinState, tuple[JoinState, tuple[Op, ...]]] = {}
-    frontier = [(rules.least_left(rules.start), 0, 0, rules.start)]
-    while frontier:
-        _, _, time, state = heapq.heappop(frontier)
-        if time > best[state]:
-            continue
-        if max(state.gradients) <= 0:
-            return time, walk_back(state, came_from)
-        for step in rules.steps(state, budget):
-            later = time + step.time
-            if step.bytes <= budget and later < best.get(step.after, later + 1):
-                best[step.after] = later
-                came_from[step.after] = (state, step.ops)
-                estimate = later + rules.least_left(step.after)
-                heapq.heappush(frontier, (estimate, -len(best), later, step.after))
-    return None
+    return cheapest_path(
+        rules.start, lambda state: rules.steps(state, budget), add_time, budget, rules.least_left
+    )

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from chainstay.profiles import (
-    HomogeneousJoin,
-    JoinProfile,
-    RunCost,
-    StageOption,
-)
+from chainstay.profiles import HomogeneousJoin, JoinProfile, RunCost, StageOption
 from chainstay.schedule import Op, OpKind
+from chainstay.validation.search import Transition
 
 __all__ = ["ByteTransitions", "JoinState", "JoinTransition", "JoinTransitions", "SlotTransitions"]
 
@@ -44,14 +40,13 @@ class JoinState(NamedTuple):
     gradients: tuple[int, ...]
     has_run: _Items = frozenset()
 
+    @property
+    def gradient(self) -> int:
+        """The highest of these indices: at the end it is 0, or -1."""
+        return max(self.gradients)
 
-class JoinTransition(NamedTuple):
-    """Operations, the state that they lead to, their time and the memory that they need."""
 
-    ops: tuple[Op, ...]
-    after: JoinState
-    time: int
-    bytes: int
+JoinTransition: TypeAlias = Transition[JoinState]
 
 
 class _SharedTransitions:
@@ -125,7 +120,7 @@ class SlotTransitions(_SharedTransitions):
                 values = state.values - self.inputs(chain, gradient - 1)
                 after = JoinState(values, frozenset(), self.gradients_after(state, chain))
                 op = self.op(OpKind.BACKWARD, chain, gradient - 1)
-                yield JoinTransition((op,), after, self._profile.backward_time, self.stored(after))
+                yield Transition((op,), after, self._profile.backward_time, self.stored(after))
 
     def _turn(self, state: JoinState) -> Iterator[JoinTransition]:
         k, tail = self.tail_index, self.lengths[-1]
@@ -133,9 +128,7 @@ class SlotTransitions(_SharedTransitions):
         if state.gradients[k] == _NOT_YET and last <= state.values:
             reached = (*state.gradients[:k], tail) if tail else (*self.lengths[:k], -1)
             after = JoinState(state.values - last, frozenset(), reached)
-            yield JoinTransition(
-                (Op(OpKind.TURN),), after, self._profile.turn_time, self.stored(after)
-            )
+            yield Transition((Op(OpKind.TURN),), after, self._profile.turn_time, self.stored(after))
 
     def _forwards(self, state: JoinState, budget: int | None) -> Iterator[JoinTransition]:
         for chain, i in ((c, i) for c, n in enumerate(self.lengths) for i in range(n)):
@@ -151,13 +144,13 @@ class SlotTransitions(_SharedTransitions):
         keeping = self.op(OpKind.FORWARD_KEEP_INPUT, made[0], made[1] - 1)
         time = self._profile.forward_time
         if budget is None or self.stored(after) <= budget:
-            yield JoinTransition((keeping,), after, time, self.stored(after))
+            yield Transition((keeping,), after, time, self.stored(after))
             return
         for dropped in state.values:
             if dropped[1] > 0:
                 fewer = after._replace(values=after.values - {dropped})
                 ops = (keeping, self.op(OpKind.DISCARD_ACTIVATION, *dropped))
-                yield JoinTransition(ops, fewer, time, self.stored(fewer))
+                yield Transition(ops, fewer, time, self.stored(fewer))
 
 
 class ByteTransitions(_SharedTransitions):
@@ -270,7 +263,7 @@ class ByteTransitions(_SharedTransitions):
                 for number, option in enumerate(self._options[chain, i]):
                     record = JoinRecord(chain, i, number, is_first)
                     run = self._run(record)
-                    yield JoinTransition(
+                    yield Transition(
                         self._ops(OpKind.FORWARD_KEEP_ALL, chain, i, number),
                         run_once._replace(saved=state.saved | {record}),
                         run.time,
@@ -278,7 +271,7 @@ class ByteTransitions(_SharedTransitions):
                     )
             if made not in state.values and made != self._unused:
                 run = stage.dropped(first=is_first)
-                yield JoinTransition(
+                yield Transition(
                     self._ops(OpKind.FORWARD_KEEP_INPUT, chain, i),
                     run_once._replace(values=state.values | {made}),
                     run.time,
@@ -300,17 +293,17 @@ class ByteTransitions(_SharedTransitions):
             added = self._chains[chain].gradient_bytes(i) + option.backward_overhead_bytes
             added += self._half_summed(after, state) - self._half_summed(state, state)
             ops = self._ops(OpKind.BACKWARD, chain, i)
-            yield JoinTransition(ops, after, self._run(record).backward_time, base + added)
+            yield Transition(ops, after, self._run(record).backward_time, base + added)
 
     def _drops(self, state: JoinState, base: int) -> Iterator[JoinTransition]:
         for chain, i in state.values:
             if i > 0 or chain == self.tail_index:
                 after = state._replace(values=state.values - {(chain, i)})
-                yield JoinTransition(self._ops(OpKind.DISCARD_ACTIVATION, chain, i), after, 0, base)
+                yield Transition(self._ops(OpKind.DISCARD_ACTIVATION, chain, i), after, 0, base)
         for record in state.saved:
             after = state._replace(saved=state.saved - {record})
             ops = self._ops(OpKind.DISCARD_SAVED, record.chain, record.stage)
-            yield JoinTransition(ops, after, 0, base)
+            yield Transition(ops, after, 0, base)
 
     def _has_inputs(self, state: JoinState, saved: _Items, chain: int, i: int) -> bool:
         return all(

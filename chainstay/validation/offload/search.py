@@ -111,9 +111,8 @@ def _ends_within(profile: OffloadProfile, budget: int, link: Link, ops: list[Op]
 
 def _bound(machine: OffloadMachine) -> int:
     """Return ticks that no continuation is faster than: the running computation and all others."""
-    ending = [time for time, _, op in machine.events if not op.kind.is_transfer]
     times = (*machine.profile.forward_times, *reversed(machine.profile.backward_times))
-    return max([machine.now, *ending]) + machine.link.ticks * sum(times[machine.issued :])
+    return max(machine.now, machine.ends) + machine.link.ticks * sum(times[machine.issued :])
 
 
 def _steps(machine: OffloadMachine) -> Iterator[Op]:

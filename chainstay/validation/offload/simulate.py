@@ -114,9 +114,6 @@ class OffloadMachine(EventMachine):
         is_short = self.issued < 2 * len(self.profile)
         return f"the schedule ends before {self._expected()}" if is_short else ""
 
-    def _end(self) -> int:
-        return self.starts[-1] + self._duration(Op(OpKind.BACKWARD))
-
     def _expected(self) -> Op:
         """Return the computation that comes next."""
         stages = len(self.profile)
@@ -132,9 +129,11 @@ class OffloadMachine(EventMachine):
                 f"{op} is out of order; {self._expected()} is the next computation"
             )
         profile, i = self.profile, op.stage
+        time = profile.forward_times[i]
         need = profile.activations[i + 1] + profile.forward_overheads[i]
         reads = (i, i + 1) if op.kind is OpKind.BACKWARD else ()
         if op.kind is OpKind.BACKWARD:
+            time = profile.backward_times[i]
             need = profile.gradients[i] + profile.backward_overheads[i]
             need += profile.gradients[i + 1] * (i == len(profile) - 1)
             for j in reads:
@@ -152,7 +151,7 @@ class OffloadMachine(EventMachine):
         )
         self._acquire(need)
         self.issued += 1
-        self._compute(op, self._duration(op))
+        self._compute(op, time * self.link.ticks)
 
     def _offload(self, op: Op) -> None:
         j, stages = op.stage, len(self.profile)
@@ -213,8 +212,3 @@ class OffloadMachine(EventMachine):
         self.left.add(op.stage)
         if op.stage in self.used:
             self.memory -= self.profile.activations[op.stage]
-
-    def _duration(self, op: Op) -> int:
-        is_backward = op.kind is OpKind.BACKWARD
-        times = self.profile.backward_times if is_backward else self.profile.forward_times
-        return times[op.stage] * self.link.ticks

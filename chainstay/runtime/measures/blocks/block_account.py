@@ -28,7 +28,7 @@ from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.blocks.around_blocks import Around, Outside
 from chainstay.runtime.measures.costs import ObservedStage, lasting_bytes
 from chainstay.runtime.measures.probe import StageMemory
-from chainstay.runtime.measures.shared_bytes import TiedGradients, autocast_copies_bytes
+from chainstay.runtime.measures.shared_bytes import TiedGradients
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.lineage import NumberedState, shared_skips
 from chainstay.runtime.stage.states import address_of
@@ -199,11 +199,8 @@ def standing_bytes_of(
     around: Around,
     autocast: Autocast | None,
 ) -> int:
-    """Inputs of the model, what blocks do not drop."""
-    total = around.input_bytes
-    leaves = [seen.leaves for seen in observed]
-    total += autocast_copies_bytes([*leaves, outside.leaves], autocast)
-    total += lasting_bytes(observed, memories)
+    """Return the bytes of the model's inputs and of what blocks leave standing."""
+    total = around.input_bytes + lasting_bytes(observed, memories, autocast, outside.leaves)
     # What collectives gather and reduce goes when their own threads let it go: beside a block
     # there may be the parameters and the gradients of a neighbour, now and then.
     blocks = [stage.block for stage in around.chain.stages]
