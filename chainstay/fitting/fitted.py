@@ -21,6 +21,7 @@ from chainstay.fitting.transformers_models import (
     caches_set,
     caching_configs,
     is_same_without_caches,
+    may_be_packed,
     output_hooks_installed,
 )
 from chainstay.plans.kept_in_part import KeptInPart
@@ -97,7 +98,7 @@ class Fitted:
     def _without_caches(self, call: Call, run: Callable[..., Any]) -> Any:
         """Do `run` with caches off if the model has any, and on if that makes a difference."""
         configs = [config for config in self._caching if config.use_cache]
-        if configs and call.model.training:
+        if configs and call.model.training and not may_be_packed(call):
             try:
                 with caches_set(configs, kept=False):
                     return run(uncached=configs)

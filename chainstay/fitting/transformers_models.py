@@ -40,6 +40,16 @@ def caching_configs(model: nn.Module) -> tuple[Any, ...]:
     )
 
 
+def may_be_packed(call: Call) -> bool:
+    """Whether a call gives positions and no mask, which may be those of several packed sequences.
+
+    Models look whether they are only where they keep no keys and values: the values of a later call
+    decide whether it gives the same without. One that asks for a mask never looks.
+    """
+    given = call.kwargs
+    return given.get("position_ids") is not None and given.get("attention_mask") is None
+
+
 @contextmanager
 def caches_set(configs: Sequence[Any], *, kept: bool) -> Iterator[None]:
     """Inside, models of these configurations keep what they need for generating, or do not.

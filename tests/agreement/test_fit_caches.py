@@ -69,3 +69,36 @@ def test_training_goes_with_caches_where_bits_depend_on_them(by: Any) -> None:
     for _ in range(2):
         assert all(map(torch.equal, trained(planned), expected))
     assert planned(tokens).past_key_values is not None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("order", [(12, 7), (7, 12)])
+def test_positions_of_packed_sequences_count_as_in_the_model(
+    order: tuple[int, int], *, use_cache: bool
+) -> None:
+    """Without a cache, models look at positions: where they start anew, another sequence does."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=use_cache,
+    )
+    torch.manual_seed(0)
+    plain = transformers.LlamaForCausalLM(config).train()
+    planned = fit(copy.deepcopy(plain), budget=0.7, repeats=1)
+    tokens = torch.randint(60, (2, 12))
+
+    def trained(model: Any, length: int) -> list[torch.Tensor]:
+        model.zero_grad()
+        positions = torch.arange(12).remainder(length).expand(2, 12)
+        loss = model(tokens, position_ids=positions, labels=tokens).loss
+        loss.backward()
+        return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+    for length in (*order, *order):
+        assert all(map(torch.equal, trained(planned, length), trained(plain, length)))

@@ -8,6 +8,18 @@ from mutants.mutant import Mutant
 
 _EXTRACTION: Final = (
     Mutant(
+        "fitting/fitted.py",
+        " and not may_be_packed(call)",
+        "",
+        "agreement/test_fit_caches.py",
+    ),
+    Mutant(
+        "runtime/capture/conditions.py",
+        "(_ones, _columns)",
+        "(_ones,)",
+        "agreement/test_fit_caches.py",
+    ),
+    Mutant(
         "runtime/capture/cuts/crossings.py",
         "forbidden.update(range(begun.get(storage, index), index))",
         "forbidden.update(range(begun.get(storage, index), index - 1))",

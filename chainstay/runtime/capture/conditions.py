@@ -79,16 +79,24 @@ class Inquiry:
             self.conditions.append(condition)
         return answer
 
-    def is_ones(self, tensor: object) -> bool:
-        """Whether a tensor is one of the call's with two dimensions and nothing but ones."""
+    def is_usual(self, tensor: object) -> bool:
+        """Whether a tensor of the call, of two dimensions, is what masks of whole rows are made of.
+
+        That is nothing but ones, or the numbers of its columns in every row.
+        """
         place = self.places.get(id(tensor), -1)
         if place < 0 or self.tensors[place].dim() != 2:
             return False
-        return bool(self.holds(Condition(f"{place} is ones", _is_ones, (place,))))
+        asked = (Condition(f"{place} {ask.__name__}", ask, (place,)) for ask in (_ones, _columns))
+        return any(self.holds(condition) for condition in asked)
 
 
-def _is_ones(tensor: torch.Tensor) -> torch.Tensor:
+def _ones(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor == 1).all()
+
+
+def _columns(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor == torch.arange(tensor.shape[1], device=tensor.device)).all()
 
 
 class _Present(threading.local):

@@ -5,7 +5,8 @@ of values only, which a trace does not have. Models of `transformers` do so for 
 an attention mask. Attention with a mask has other kernels than with ``is_causal``, which are slower
 and, on accelerators, give other bits. A mask that is made of constants alone is the same in every
 call of the graph, so that its values can be looked at after all. So is one made of constants and
-arguments that are nothing but ones, as those of batches without padding are; a guard holds that.
+usual arguments: a mask of ones, as batches without padding have, or the positions of one sequence a
+row; a guard holds that.
 
 Where several heads of queries share keys and values (grouped-query attention), models of
 `transformers` repeat those for attention with a mask, and have it take them as they are without
@@ -52,7 +53,7 @@ _RANDOM: Final = ("rand", "bernoulli", "multinomial", "normal", "dropout", "expo
 def constant_masks_left_out(
     module: fx.GraphModule,
     inputs: Sequence[object] = (),
-    is_ones: Callable[[object], bool] = lambda _: False,
+    is_usual: Callable[[object], bool] = lambda _: False,
 ) -> bool:
     """Leave out the masks of attention that hide nothing, or only what ``is_causal`` would hide.
 
@@ -61,8 +62,8 @@ def constant_masks_left_out(
     Args:
         module: The graph.
         inputs: Its inputs in the call that it was traced on.
-        is_ones: Asks whether an input that a mask is made of is nothing but ones, as in every
-            other call of the graph.
+        is_usual: Asks whether an input that a mask is made of has the usual values, and has them in
+            every other call of the graph.
 
     Returns:
         Whether any was left out. The model itself may pass it: then it has other kernels.
@@ -71,7 +72,7 @@ def constant_masks_left_out(
     given = dict(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=False))
     for node, mask in list(_masked_attention(module, {})):
         if mask not in masks:
-            masks[mask] = _is_causal(mask, given, is_ones, *map(_length, node.args[:2]))
+            masks[mask] = _is_causal(mask, given, is_usual, *map(_length, node.args[:2]))
         if (is_causal := masks[mask]) is not None:
             node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": is_causal}
             _share_heads(node)
@@ -164,7 +165,7 @@ def _length(node: object) -> int:
 def _is_causal(
     mask: fx.Node,
     given: Mapping[fx.Node, object],
-    is_ones: Callable[[object], bool],
+    is_usual: Callable[[object], bool],
     queries: int,
     keys: int,
 ) -> bool | None:
@@ -175,7 +176,7 @@ def _is_causal(
     if not is_alike or not nodes or shown.numel() > _MOST_ENTRIES:
         return None
     read = values_read(nodes)
-    if not all(is_ones(given[node]) for node in read):
+    if not all(is_usual(given[node]) for node in read):
         return None
     with unset_fake_temporarily(), torch.no_grad():
         (value,) = subgraph({}, nodes, read, (mask,))(*(given[node] for node in read))

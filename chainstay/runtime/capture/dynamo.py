@@ -219,7 +219,7 @@ class GraphCapture:
         """Take a graph that TorchDynamo has made; return what it will call."""
         inquiry = present_inquiry()
         if self._masks_left_out is not None:
-            self._masks_left_out |= constant_masks_left_out(graph, inputs, inquiry.is_ones)
+            self._masks_left_out |= constant_masks_left_out(graph, inputs, inquiry.is_usual)
         if inquiry.asks_more_than(conditions):
             raise _NewConditionsError("the graph is traced again, with guards")
         forward = self._receive(graph, inputs)
