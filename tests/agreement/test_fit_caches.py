@@ -74,8 +74,9 @@ def test_training_goes_with_caches_where_bits_depend_on_them(by: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("order", [(12, 7), (7, 12)])
+@pytest.mark.parametrize("by", ["auto", "blocks"])
 def test_positions_of_packed_sequences_count_as_in_the_model(
-    order: tuple[int, int], *, use_cache: bool
+    by: Any, order: tuple[int, int], *, use_cache: bool
 ) -> None:
     """Without a cache, models look at positions: where they start anew, another sequence does."""
     transformers = pytest.importorskip("transformers")
@@ -90,7 +91,7 @@ def test_positions_of_packed_sequences_count_as_in_the_model(
     )
     torch.manual_seed(0)
     plain = transformers.LlamaForCausalLM(config).train()
-    planned = fit(copy.deepcopy(plain), budget=0.7, repeats=1)
+    planned = fit(copy.deepcopy(plain), budget=0.7, by=by, repeats=1)
     tokens = torch.randint(60, (2, 12))
 
     def trained(model: Any, length: int) -> list[torch.Tensor]:
