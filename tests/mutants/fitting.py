@@ -14,7 +14,7 @@ _EXTRACTION: Final = (
         "agreement/test_fit_caches.py",
     ),
     Mutant(
-        "runtime/capture/conditions.py",
+        "runtime/capture/values/conditions.py",
         "(_ones, _columns)",
         "(_ones,)",
         "agreement/test_fit_caches.py",
@@ -117,7 +117,7 @@ _EXTRACTION: Final = (
         "agreement/test_fit_compiled_blocks.py::test_blocks_compiled_in_place_after_fit",
     ),
     Mutant(
-        "runtime/capture/constant_masks.py",
+        "runtime/capture/values/constant_masks.py",
         "bool((value != future).all())",
         "bool((value != future).any())",
         "unit/test_constant_masks.py",

@@ -18,7 +18,7 @@ MUTANTS: Final = (
         "agreement/test_conditions.py",
     ),
     Mutant(
-        "runtime/capture/constant_masks.py",
+        "runtime/capture/values/constant_masks.py",
         "if changed & found or _storages(changed) & _storages(found):",
         "if changed & found:",
         "agreement/test_conditions.py",
@@ -175,7 +175,7 @@ MUTANTS: Final = (
         "unit/test_movable_storage.py::test_a_change_after_sending_is_noticed[True]",
     ),
     Mutant(
-        "runtime/capture/host_values.py",
+        "runtime/capture/values/host_values.py",
         "runs[1:-1]",
         "runs[1:-2]",
         "unit/test_host_values.py::test_two_threads_at_once_are_refused[DHD]",

@@ -11,9 +11,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import chainstay
-from chainstay.runtime.capture import constant_masks
-from chainstay.runtime.capture.constant_masks import constant_masks_left_out
 from chainstay.runtime.capture.dynamo import GraphCapture
+from chainstay.runtime.capture.values import constant_masks
+from chainstay.runtime.capture.values.constant_masks import constant_masks_left_out
 
 Mask = Callable[[torch.Tensor], torch.Tensor]
 LENGTH = 6

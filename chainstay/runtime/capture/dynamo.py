@@ -27,8 +27,6 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from chainstay.runtime.capture.conditions import Condition, present_inquiry, values_looked_up
-from chainstay.runtime.capture.constant_masks import constant_masks_left_out
 from chainstay.runtime.capture.graph import stage_border
 from chainstay.runtime.capture.graph_inputs import (
     GraphInput,
@@ -50,6 +48,8 @@ from chainstay.runtime.capture.tracing import (
 )
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
 from chainstay.runtime.capture.unguarded import environment, has_read_environment, unguarded
+from chainstay.runtime.capture.values.conditions import Condition, present_inquiry, values_looked_up
+from chainstay.runtime.capture.values.constant_masks import constant_masks_left_out
 
 CapturedForward = Callable[..., Sequence[Any]]
 """Runs a captured graph: takes its inputs, gives its outputs."""

@@ -35,8 +35,8 @@ from chainstay.runtime.capture.graph import (
     as_captured_graph,
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
-from chainstay.runtime.capture.host_values import require_one_thread
 from chainstay.runtime.capture.subgraphs import regions_of
+from chainstay.runtime.capture.values.host_values import require_one_thread
 from chainstay.runtime.execute.handles import refuse_backward
 from chainstay.runtime.stage.states import tensors_in
 

@@ -140,7 +140,7 @@ def _cuts(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) ->
 
 @dataclass
 class _Products(KernelWatch):
-    """Whether kernels run inside whose multiplications torch counts: products, convolutions."""
+    """A look for kernels whose multiplications torch counts: products and convolutions."""
 
     are_there: bool = False
 

@@ -22,8 +22,8 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 
-from chainstay.runtime.capture.constant_masks import steady_operators_behind
 from chainstay.runtime.capture.subgraphs import example_of, subgraph, values_read
+from chainstay.runtime.capture.values.constant_masks import steady_operators_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """What a trace asks of the tensors of its call.
+    """The questions that a trace asks of the tensors of its call.
 
     Attributes:
         tensors: The tensors.
@@ -63,7 +63,7 @@ class Inquiry:
 
     @property
     def places(self) -> dict[int, int]:
-        """Where each tensor is, by its identity; fake ones, without values, are nowhere."""
+        """Return where each tensor is, by its identity; fake ones, without values, are nowhere."""
         return {id(t): place for place, t in enumerate(self.tensors) if not is_fake(t)}
 
     def asks_more_than(self, known: list[Condition]) -> bool:
