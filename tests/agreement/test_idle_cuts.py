@@ -10,8 +10,9 @@ from torch import nn
 
 import chainstay
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.stage.idle_cuts import spans_over
+from chainstay.runtime.stage.idle_cuts import merge_idle_cuts, spans_over
 from chainstay.schedule import OpKind
+from runtime_support import stages_of
 from training_conditions import Sample, differences, shown, trained
 from twins import peak_of
 from zoo import loss_of
@@ -98,3 +99,23 @@ def test_what_cheap_stages_give_is_made_again_in_spans() -> None:
     assert len(solution.schedule) < 2 * len(profile.stages), "stages are kept as one"
     assert differences(trained(planned, Sample((x,))), trained(plain, Sample((x,)))) == []
     assert peak_of(planned, x) + x.nbytes <= solution.peak_bytes
+
+
+class Chosen(nn.Module):
+    """A layer that goes one way or another by a higher-order operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        chosen: torch.Tensor = torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,))
+        return x + chosen
+
+
+def test_cuts_are_looked_at_beside_higher_order_operators() -> None:
+    """Modes that look at kernels refuse these operators unless they are made for them."""
+    torch.manual_seed(0)
+    stages = stages_of(*(Chosen() for _ in range(4)))
+    assert merge_idle_cuts(stages, (torch.rand(2, 16),)) == tuple(stages)

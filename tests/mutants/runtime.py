@@ -332,6 +332,12 @@ MUTANTS: Final = (
         "agreement/test_idle_cuts.py",
     ),
     Mutant(
+        "runtime/devices/kernel_watch.py",
+        "supports_higher_order_operators = True",
+        "supports_higher_order_operators = False",
+        "agreement/test_idle_cuts.py",
+    ),
+    Mutant(
         "runtime/stage/idle_cuts.py",
         "was_cheap or is_cheap",
         "False",

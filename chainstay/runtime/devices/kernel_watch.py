@@ -20,6 +20,8 @@ class KernelWatch(TorchDispatchMode):
     code as not to be compiled, for as long as the process lives.
     """
 
+    supports_higher_order_operators = True
+
     _inside: ExitStack = field(default_factory=ExitStack, kw_only=True)
 
     def __post_init__(self) -> None:

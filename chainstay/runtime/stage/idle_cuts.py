@@ -140,13 +140,17 @@ def _cuts(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) ->
 
 @dataclass
 class _Products(KernelWatch):
-    """A look for kernels whose multiplications torch counts: products and convolutions."""
+    """A look for kernels whose multiplications torch counts: products and convolutions.
+
+    Higher-order operators, such as flexible attention, count as these.
+    """
 
     are_there: bool = False
 
     def see(self, kernel: Callable[..., Any], result: Any) -> None:  # noqa: ARG002  # of no interest here
         """Look whether it is one of these."""
-        self.are_there |= getattr(kernel, "overloadpacket", None) in flop_registry
+        packet = getattr(kernel, "overloadpacket", None)  # none of a higher-order operator
+        self.are_there |= packet is None or packet in flop_registry
 
 
 def _watched(saved: set[int]) -> torch.autograd.graph.saved_tensors_hooks:

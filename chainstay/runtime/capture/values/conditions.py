@@ -119,7 +119,7 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     from torch._dynamo import symbolic_convert  # noqa: PLC0415  # takes more than a second
     from torch._dynamo.variables import TensorVariable  # noqa: PLC0415  # likewise
 
-    _present.inquiry = Inquiry(tensors)
+    before, _present.inquiry = _present.inquiry, Inquiry(tensors)
     read: Callable[..., Any] = TensorVariable.method_item
 
     def method_item(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,7 +145,7 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
                 stack.enter_context(patch.object(translator, "dispatch_table", table))
             yield
     finally:
-        _present.inquiry = None  # it holds the tensors
+        _present.inquiry = before  # this one holds the tensors
 
 
 _JUMPS: Final = tuple(
