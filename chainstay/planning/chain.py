@@ -63,6 +63,9 @@ from chainstay.validation.simulate import simulate
 _SOLVES: Final = 4
 """Questions to a method, at most."""
 
+_SLOW: Final = 1.25
+"""Of plain training's time: where plans take longer, free discards are looked at, too."""
+
 
 def solve_measured(
     measured: Measurement,
@@ -75,7 +78,7 @@ def solve_measured(
 
     Plain training, if that fits, whatever the method. Otherwise the method's schedule, by what each
     kind of run costs, options of stages included. ``"auto"`` is the persistent optimum, or where
-    no options are of use, a schedule with free discards if that is faster.
+    no options are of use or they leave it slow, a schedule with free discards if that is faster.
 
     Args:
         measured: What the chain costs, see `chainstay.measure`.
@@ -170,10 +173,18 @@ class _ChainPlanner:
                 best = found
             elif best is not None:
                 break
-            # What free discards drop between stages, options drop as well.
-            if isinstance(asked, AutoChain) and best and any(op.option for op in best.schedule):
+            if isinstance(asked, AutoChain) and best and self._drops_enough(best):
                 break
         return best or self._smallest_of(methods)
+
+    def _drops_enough(self, solution: Solution) -> bool:
+        """Return whether options drop what free discards would drop between stages.
+
+        Where a plan has to run most stages again, it keeps few in part, and free discards may save
+        more runs.
+        """
+        uses_options = any(op.option for op in solution.schedule)
+        return uses_options and solution.makespan < _SLOW * self.measured.profile.least_time
 
     def _methods(self, asked: Method) -> Iterator[Method]:
         """Yield the methods to ask in turn while each is faster than the one before."""

@@ -190,6 +190,12 @@ _PLANNING: Final = (
     ),
     Mutant(
         "planning/chain.py",
+        "return uses_options and solution.makespan <",
+        "return uses_options or solution.makespan <",
+        "unit/test_planning.py::test_auto_looks_at_free_discards_where_options_leave_a_plan_slow",
+    ),
+    Mutant(
+        "planning/chain.py",
         "return judged.needs <= self.budget",
         "return judged.replay.peak_bytes <= self.budget",
         "unit/test_planning.py::test_what_is_made_again_while_it_is_held_counts_twice",

@@ -498,6 +498,37 @@ def test_free_discards_use_no_options_and_claim_nothing_about_them(method: Metho
     assert not solution.is_optimal
 
 
+def test_auto_looks_at_free_discards_where_options_leave_a_plan_slow() -> None:
+    costs = [
+        StageCost(
+            name=name,
+            forward_time=time,
+            backward_time=2 * time,
+            output_bytes=10,
+            saved_bytes=saved,
+            gradient_bytes=10,
+            recording_bytes=0,
+            dropping_bytes=0,
+            backward_bytes=0,
+            environment_bytes=0,
+            random_bytes=0,
+        )
+        for name, time, saved in [("convolution", 40, 10), ("norm", 10, 20)] * 4
+    ]
+    plain = Account(input_bytes=10, input_gradient_bytes=0, stages=tuple(costs[:7]), skips=())
+    measured = measured_as(with_options(plain))
+    whole, slow = own_peak(plain, Schedule.keep_all(7)), measured.profile.least_time * 5 // 4
+    for share, is_slow in ((0.5, True), (0.6, False)):
+        kept, free, auto = (
+            solve_measured(measured, int(share * whole), method)
+            for method in (DP(), DP(discards="free"), "auto")
+        )
+        assert kept_in_part(kept)
+        assert free.makespan < kept.makespan
+        assert (kept.makespan >= slow) == is_slow
+        assert auto.schedule == (free if is_slow else kept).schedule
+
+
 @dataclass(frozen=True)
 class Renewing(DP):
     """Makes the input of stage 1, which is kept in part, once more before its backward."""
