@@ -34,7 +34,7 @@ from chainstay.runtime.capture.blocks.calls import (
     require_not_checkpointed,
 )
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
-from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
+from chainstay.runtime.capture.blocks.entrances import block_handler, entered, run_plainly
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.cuts.stage_names import container_of
@@ -108,7 +108,7 @@ def sample_blocks(
             sampler = _Sampler(
                 graphs, names, sharded=host.is_sharded, written=host.written_of(model)
             )
-            with entered(names), handed_to(sampler.called):
+            with entered(names), block_handler.set_to(sampler.called):
                 try:
                     run()
                 except Exception:
@@ -164,7 +164,7 @@ def blocks_run_by(
         return graphs.call(block, (args, kwargs), runner)
 
     names = dict.fromkeys(stage.name for stage in chain.stages)
-    with entered(map(model.get_submodule, names)), handed_to(handler):
+    with entered(map(model.get_submodule, names)), block_handler.set_to(handler):
         yield
 
 

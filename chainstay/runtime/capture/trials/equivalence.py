@@ -194,7 +194,7 @@ class Trial:
         pairs = [(expected.get(key), found.get(key)) for key in expected | found]
         indices = [n for n, (old, new) in enumerate(pairs) if not _is_same(old, new)]
         if indices and any(self._differs_from_itself(expected) for _ in range(_REPEATS)):
-            with other_bits_accepted(wanted=True):
+            with other_bits_accepted.set_to(value=True):
                 indices = [n for n in indices if not _is_same(*pairs[n])]
         for index in indices:
             yield f"gradient {index} of its parameters is another one"
