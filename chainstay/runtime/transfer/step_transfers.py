@@ -10,7 +10,7 @@ from typing import assert_never
 
 import torch
 
-from chainstay.runtime.execute.handles import Packed, Staying, unpack
+from chainstay.runtime.execute.handles import Staying, unpack
 from chainstay.runtime.execute.items import Act, Action, Item
 from chainstay.runtime.execute.liveness import Step
 from chainstay.runtime.stage.states import State, address_of, version_of
@@ -207,11 +207,7 @@ class OffloadHook:
 
     def hooks(self) -> AbstractContextManager[object]:
         """Return the hooks for a run whose saved data stays in the graph, or goes to the host."""
-        return torch.autograd.graph.saved_tensors_hooks(self, _restored)
-
-
-def _restored(packed: OffloadedTensor | Packed) -> torch.Tensor:
-    return packed.restored() if isinstance(packed, OffloadedTensor) else unpack(packed)
+        return torch.autograd.graph.saved_tensors_hooks(self, unpack)
 
 
 def is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
