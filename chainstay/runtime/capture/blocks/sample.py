@@ -38,7 +38,7 @@ from chainstay.runtime.capture.blocks.entrances import block_handler, entered, r
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.cuts.stage_names import container_of
-from chainstay.runtime.capture.dynamo import NothingToPlanError
+from chainstay.runtime.capture.dynamo import NothingToPlanError, wants_gradients
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.trials.compiled_calls import require_uncompiled_inside
 from chainstay.runtime.devices.autocast import Autocast
@@ -86,7 +86,9 @@ def sample_blocks(
     unfit: dict[str, str] = {}
     trained: list[bool] = []
     with host.fresh() as (model, run), dropping():
-        recorded = record_calls(model, lambda: trained.append(_has_gradient(run())))
+        recorded = record_calls(
+            model, lambda: trained.append(wants_gradients(output_leaves(run())))
+        )
     while True:
         chosen = choose_calls(recorded, unfit)
         if len(chosen) < 2:
@@ -120,11 +122,6 @@ def sample_blocks(
                 chain, sample = sampler.assembled(name, held)
                 return replace(chain, uncalled=_uncalled(host, recorded)), sample
             unfit.update(sampler.unfit)
-
-
-def _has_gradient(output: object) -> bool:
-    leaves = output_leaves(output)
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _reasons(unfit: Mapping[str, str]) -> str:
