@@ -148,7 +148,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
-        "            Environment.first_of(environments).entered(),",
+        "            Environment.first_of(environments).entered(self.shared),",
         "            nullcontext(),",
         "agreement/test_runtime_bit_for_bit.py::test_three_steps_are_equal",
     ),
@@ -411,7 +411,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/replay.py",
-        "            run.environment.entered(),",
+        "            run.environment.entered(run.shared),",
         "            nullcontext(),",
         "agreement/test_stage_options.py::test_every_option_trains_as_plain",
     ),

@@ -35,7 +35,6 @@ from chainstay.runtime.execute.handles import (
     is_parameter,
     refuse_backward,
 )
-from chainstay.runtime.execute.leaf_flags import trained_as_before
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
@@ -349,8 +348,7 @@ class _Group:
             torch.enable_grad(),
             hooks,
             alone(_DRAWS) if self.code.draws_random else nullcontext(),
-            run.environment.entered(),
-            trained_as_before([run.environment.reads], run.shared),
+            run.environment.entered(run.shared),
         ):
             try:
                 return self.code.function(run.code.root, capture, *self._inputs(run))
