@@ -175,7 +175,7 @@ MUTANTS: Final = (
         "unit/test_movable_storage.py::test_a_change_after_sending_is_noticed[True]",
     ),
     Mutant(
-        "runtime/capture/values/host_values.py",
+        "runtime/capture/operators.py",
         "runs[1:-1]",
         "runs[1:-2]",
         "unit/test_host_values.py::test_two_threads_at_once_are_refused[DHD]",
