@@ -40,8 +40,6 @@ from chainstay.runtime.capture.subgraphs import node_result, regions_of
 from chainstay.runtime.execute.handles import refuse_backward
 from chainstay.runtime.stage.states import tensors_in
 
-__all__ = ["Observation", "ObservedGraph", "observe_graph", "require_one_thread"]
-
 Storage = int
 """A storage's number, in the order in which storages were first seen."""
 

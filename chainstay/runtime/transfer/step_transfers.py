@@ -11,7 +11,7 @@ from typing import assert_never
 import torch
 
 from chainstay.runtime.execute.handles import Staying, unpack
-from chainstay.runtime.execute.items import Act, Action, Item
+from chainstay.runtime.execute.items import Act, Action
 from chainstay.runtime.execute.liveness import Step
 from chainstay.runtime.stage.states import State, address_of, version_of
 from chainstay.runtime.transfer.engine import Engine
@@ -22,6 +22,7 @@ from chainstay.runtime.transfer.movable_storage import (
     release,
     send,
 )
+from chainstay.schedule import Item
 
 StoragesByAddress = dict[int, weakref.ref[MovableStorage]]
 """By the address of their storage, good as long as they are on the device."""
