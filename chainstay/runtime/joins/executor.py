@@ -8,14 +8,13 @@ from itertools import accumulate, chain
 from typing import Any
 
 from chainstay.profiles import JoinProfile
-from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
-from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
+from chainstay.runtime.options.table import OptionTable, require_repeatable_step, used_options
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
 
@@ -101,8 +100,7 @@ class JoinExecutor:
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
         """Return the last state, from the first states of all branches in one."""
         chain = self.chain
-        require_repeatable_call(chain.device)
-        require_current_copies(chain.options, shared, chain.device)
+        require_repeatable_step(chain.options, shared, chain.device)
         run = _JoinRun(
             chain=chain,
             plan=self.plan,
