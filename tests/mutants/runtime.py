@@ -369,7 +369,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/replay.py",
-        "run.environment.require_unchanged(run.shared, run.names, self.code.reads)",
+        "run.environment.require_unchanged(run.shared, run.names, needed)",
         "run.environment.require_unchanged(run.shared, run.names)",
         "agreement/test_fit_hooks.py::test_an_optimizer_inside_the_backward",
     ),

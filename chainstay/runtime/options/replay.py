@@ -318,7 +318,7 @@ class _Group:
     def close(self, run: OptionRun, stashes: Sequence[Any], policy: OffloadPolicy | None) -> None:
         """Take what the replay starts from."""
         self.run = run
-        for index in self.code.stashes:
+        for index in self.code.reads[Origin.STASH]:
             self.stashes[index] = _stashed(stashes[index], policy)
 
     def replay(self) -> None:
@@ -357,8 +357,8 @@ class _Group:
 
     def _inputs(self, run: OptionRun) -> list[Any]:
         # What only other replays read may be trained by now, where optimizers run in the backward.
-        if self.code.reads:
-            run.environment.require_unchanged(run.shared, run.names, self.code.reads)
+        needed = self.code.reads[Origin.SHARED]
+        run.environment.require_unchanged(run.shared, run.names, needed)
         given, stage = [], run.code.graph.stage.name
         for source in self.code.inputs:
             match source.origin:
