@@ -46,6 +46,11 @@ def assigned(_: torch.Tensor) -> torch.Tensor:
     return mask
 
 
+def drawn_by_a_distribution(_: torch.Tensor) -> torch.Tensor:
+    ones = torch.ones(LENGTH, LENGTH)
+    return torch.binomial(ones, ones) > 0  # of nothing but ones, this time
+
+
 def drawn(_: torch.Tensor) -> torch.Tensor:
     row, column = places()
     return (column <= row) | (torch.rand(LENGTH, LENGTH) > 2)
@@ -59,6 +64,7 @@ KEPT: dict[str, Mask] = {
     "filled in place": filled_in_place,
     "assigned to": assigned,
     "drawn": drawn,
+    "drawn by a distribution": drawn_by_a_distribution,
     "added": lambda _: torch.zeros(LENGTH, LENGTH),
 }
 

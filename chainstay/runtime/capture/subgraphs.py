@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
@@ -60,6 +61,14 @@ def called_name(node: fx.Node) -> str:
     """Return the bare name of what a node calls; that of a module is empty."""
     target: str | Callable[..., object] = "" if node.op == "call_module" else node.target
     return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+@cache
+def tags_of(name: str) -> frozenset[torch.Tag]:
+    """Return the tags of all overloads of torch's operator of that name."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else packet.overloads()
+    return frozenset(tag for overload in overloads for tag in getattr(packet, overload).tags)
 
 
 def example_of(node: object) -> torch.Tensor | None:
