@@ -229,7 +229,10 @@ def _changes(node: fx.Node) -> bool:
     name = called_name(node)
     is_operator = getattr(operator, name, None) is target  # `and_`, say
     in_place = name.endswith("_") and not (name.endswith("__") or is_operator)
-    return in_place or target in _ASSIGNING or "out" in node.kwargs or "dropout" in name
+    is_functional = getattr(target, "__module__", "") == functional.__name__
+    flags = [node.kwargs.get("inplace"), *(node.args if is_functional else ())]
+    is_asked = any(flag is True for flag in flags)
+    return in_place or is_asked or target in _ASSIGNING or "out" in node.kwargs
 
 
 def _draws(node: fx.Node) -> bool:
