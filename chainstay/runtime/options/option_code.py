@@ -81,7 +81,7 @@ class ReplayCode:
 
     @cached_property
     def reads(self) -> Mapping[Origin, frozenset[int]]:
-        """By origin, positions of the inputs that nobody may change before."""
+        """Positions of the inputs that nobody may change before, by origin."""
         inputs = [given for given in self.inputs if not given.is_scratch]
         return {
             origin: frozenset(given.index for given in inputs if given.origin is origin)
