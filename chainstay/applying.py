@@ -46,7 +46,6 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import SumLoss
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
-    names_of,
     subject_of,
     unmeasured_graph,
 )
@@ -272,7 +271,7 @@ class _AppliedPlan:
         with measuring(call.device):
             loss = _any_loss(profile.closing)
             parts = parts_of(join, call.inputs, loss, call.device)
-            own = staged(join, parts, effects_of(parts), names_of(join))
+            own = staged(join, parts, effects_of(parts), join.shared_names)
             self._require_stages(call.call, call.device, own.chain.stages)
             options = restored_options(parts, chosen_options(plan, profile), is_checked=True)
         own = replace(own, chain=replace(own.chain, options=options))

@@ -14,8 +14,8 @@ from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.planner import Planner, StageSource, listed_shapes
 from chainstay.runtime.capture.blocks.calls import listed_modules, require_not_checkpointed
 from chainstay.runtime.capture.blocks.entrances import (
+    block_handler,
     close_entrance,
-    handed_to,
     open_entrance,
     run_itself,
 )
@@ -124,7 +124,7 @@ class BlockForward:
                 run.called.append(type(block).__qualname__)
                 return run_itself(block, args, kwargs)
 
-        with handed_to(handler):
+        with block_handler.set_to(handler):
             output = call()
         run.end()
         if run.others or run.changed or not run.called:

@@ -192,7 +192,7 @@ class Fitted:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
         call.require_plannable()
         require_initialised(call.model)  # tracing would do that, and draw other random numbers
-        with _PLANNING, other_bits_accepted(wanted=not self.settings.bit_for_bit):
+        with _PLANNING, other_bits_accepted.set_to(value=not self.settings.bit_for_bit):
             kinds = {type(module) for module in call.model.modules()}
             kinds.update(kind for kind, _ in self._forwards)
             self._forwards = tuple(

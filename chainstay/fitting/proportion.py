@@ -30,7 +30,6 @@ from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
     StagedGraph,
     grouped_alike,
-    names_of,
     subject_of,
 )
 
@@ -66,7 +65,7 @@ def plan_in_proportion(
         own = Chain(
             stages=stages,
             device=call.device,
-            names=names_of(graph),
+            names=graph.shared_names,
             effects=tuple(seen.effects for seen in observe_chain(subject)),
         )
     options: dict[tuple[int, int], Option] = {}

@@ -42,7 +42,6 @@ from chainstay.runtime.stage.loss_stage import UntraceableLossError, loss_stage
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
     StagedGraph,
-    names_of,
     subject_of,
     with_graph,
 )
@@ -301,7 +300,7 @@ class SolvedPlans:
             subject = subject_of(graph, call.inputs, loss, call.device, progress=bar)
             costs = measure_subject(
                 replace(subject, options=self.options),
-                names_of(graph),
+                graph.shared_names,
                 repeats,
                 settings.cache,
                 wants_options=partial(self._wants_options, call.model),

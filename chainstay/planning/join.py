@@ -32,7 +32,6 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
 from chainstay.profiles import JoinProfile
 from chainstay.runtime.execute.liveness import plan_execution
 from chainstay.runtime.joins.account import JoinAccount
-from chainstay.runtime.joins.backward_order import can_change_order
 from chainstay.runtime.joins.executor import shape_of
 from chainstay.runtime.joins.measured_join import MeasuredJoin
 from chainstay.runtime.joins.part_order import same_sum
@@ -260,7 +259,7 @@ def can_run(stages: StagedJoin, schedule: Schedule) -> bool:
     rank = {stage: index for index, stage in enumerate(plan.backward)}
     # Gradients of three or more users are to be summed as in plain training.
     sums = (same_sum(list(uses), sorted(uses, key=rank.__getitem__)) for uses in stages.sums)
-    return plan.is_plain_order or (can_change_order() and all(sums))
+    return plan.is_plain_order or all(sums)
 
 
 def _branch_by_branch(schedule: Schedule) -> Schedule:

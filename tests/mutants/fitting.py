@@ -136,8 +136,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/trials/equivalence.py",
-        "            with other_bits_accepted(wanted=True):",
-        "            with other_bits_accepted(wanted=False):",
+        "            with other_bits_accepted.set_to(value=True):",
+        "            with other_bits_accepted.set_to(value=False):",
         "unit/test_extraction_referee.py",
     ),
     Mutant(

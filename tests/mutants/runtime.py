@@ -148,7 +148,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
-        "            Environment.first_of(environments).entered(),",
+        "            Environment.first_of(environments).entered(self.shared),",
         "            nullcontext(),",
         "agreement/test_runtime_bit_for_bit.py::test_three_steps_are_equal",
     ),
@@ -175,7 +175,7 @@ MUTANTS: Final = (
         "unit/test_movable_storage.py::test_a_change_after_sending_is_noticed[True]",
     ),
     Mutant(
-        "runtime/capture/values/host_values.py",
+        "runtime/capture/operators.py",
         "runs[1:-1]",
         "runs[1:-2]",
         "unit/test_host_values.py::test_two_threads_at_once_are_refused[DHD]",
@@ -369,7 +369,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/replay.py",
-        "run.environment.require_unchanged(run.shared, run.names, self.code.reads)",
+        "run.environment.require_unchanged(run.shared, run.names, needed)",
         "run.environment.require_unchanged(run.shared, run.names)",
         "agreement/test_fit_hooks.py::test_an_optimizer_inside_the_backward",
     ),
@@ -411,7 +411,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/replay.py",
-        "            run.environment.entered(),",
+        "            run.environment.entered(run.shared),",
         "            nullcontext(),",
         "agreement/test_stage_options.py::test_every_option_trains_as_plain",
     ),

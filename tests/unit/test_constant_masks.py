@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -46,6 +47,20 @@ def assigned(_: torch.Tensor) -> torch.Tensor:
     return mask
 
 
+def rectified(_: torch.Tensor, *, by_position: bool = False) -> torch.Tensor:
+    numbers = torch.full((LENGTH, LENGTH), -1.0)
+    if by_position:
+        functional.relu(numbers, True)  # noqa: FBT003  # as users may write it
+    else:
+        functional.relu(numbers, inplace=True)
+    return numbers < 0
+
+
+def drawn_by_a_distribution(_: torch.Tensor) -> torch.Tensor:
+    ones = torch.ones(LENGTH, LENGTH)
+    return torch.binomial(ones, ones) > 0  # of nothing but ones, this time
+
+
 def drawn(_: torch.Tensor) -> torch.Tensor:
     row, column = places()
     return (column <= row) | (torch.rand(LENGTH, LENGTH) > 2)
@@ -58,7 +73,10 @@ KEPT: dict[str, Mask] = {
     "of other places": within_three,
     "filled in place": filled_in_place,
     "assigned to": assigned,
+    "rectified in place": rectified,
+    "rectified in place, by position": partial(rectified, by_position=True),
     "drawn": drawn,
+    "drawn by a distribution": drawn_by_a_distribution,
     "added": lambda _: torch.zeros(LENGTH, LENGTH),
 }
 

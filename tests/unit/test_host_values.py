@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chainstay.runtime.capture.graph import NoStagesError
-from chainstay.runtime.capture.values.host_values import require_one_thread
+from chainstay.runtime.capture.operators import require_one_thread
 
 
 def values(kinds: str) -> list[torch.Tensor | None]:

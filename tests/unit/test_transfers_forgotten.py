@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from chainstay.runtime import trace_memory
-from chainstay.runtime.execute.items import Act, Action, Item
+from chainstay.runtime.execute.items import Act, Action
 from chainstay.runtime.transfer.cpu_engine import CopyingEngine, CopyTicket
 from chainstay.runtime.transfer.step_transfers import StepTransfers
+from chainstay.schedule import Item
 from offload_support import FAST, LATE
 
 

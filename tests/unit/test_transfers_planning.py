@@ -12,14 +12,13 @@ from chainstay.errors import InvalidScheduleError, SolverLimitError
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Skip, Stage
 from chainstay.runtime.execute.items import (
     Act,
-    Item,
     TransferPlan,
     as_chain_schedule,
     movable_chain,
     movable_profile,
 )
 from chainstay.runtime.transfer.transfer_plan import plan_transfers
-from chainstay.schedule import OpKind, Schedule
+from chainstay.schedule import Item, OpKind, Schedule
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import solve_offload
 from chainstay.validation.hybrid.simulate import simulate_hybrid

@@ -25,7 +25,7 @@ from chainstay.errors import (
 )
 from chainstay.profiles import Link
 from chainstay.runtime import measure, trace_memory
-from chainstay.runtime.execute.items import Act, Action, Item
+from chainstay.runtime.execute.items import Act, Action
 from chainstay.runtime.execute.liveness import Step
 from chainstay.runtime.transfer import engine_for, measure_link, planned_transfers
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK, CopyingEngine
@@ -34,6 +34,7 @@ from chainstay.runtime.transfer.pool import HostPool, Slot
 from chainstay.runtime.transfer.speed import link_from
 from chainstay.runtime.transfer.step_transfers import StepTransfers
 from chainstay.runtime.transfer.stream_engine import pinned_pieces
+from chainstay.schedule import Item
 from chainstay.solve.offload import solve_offload
 from chainstay.timetable import Transfers
 from offload_support import FAST, LATE, SLOW, Case, perceptron_case

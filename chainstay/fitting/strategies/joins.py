@@ -17,7 +17,6 @@ from chainstay.runtime.joins.staged_join import StagedJoin, parts_of
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.staged_graph import names_of
 from chainstay.solution import Solution
 
 
@@ -56,7 +55,7 @@ class JoinAttempt:
             measured = measure_join(
                 join,
                 parts,
-                names_of(join),
+                join.shared_names,
                 repeats=settings.repeats,
                 cache=settings.cache,
                 wants_options=settings.stage_options,

@@ -13,10 +13,10 @@ from dataclasses import replace
 from chainstay.errors import InvalidScheduleError
 from chainstay.problems.offload import OffloadMethod, OffloadSolution
 from chainstay.profiles import Link
-from chainstay.runtime.execute.items import Item, TransferPlan, movable_profile
+from chainstay.runtime.execute.items import TransferPlan, movable_profile
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.transfer import program_of, transfers_of
-from chainstay.schedule import Op, Schedule
+from chainstay.schedule import Item, Op, Schedule
 from chainstay.solve.offload import solve_offload
 from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.offload.simulate import simulate_offload

@@ -34,7 +34,7 @@ from chainstay.runtime.capture.graph_inputs import (
     sizing_numbers,
     takes_any_size,
 )
-from chainstay.runtime.capture.guarded_call import guarded_call, sampling, trace_state
+from chainstay.runtime.capture.guarded_call import guarded_call, is_sample, is_tracing
 from chainstay.runtime.capture.output_leaves import argument_tensors
 from chainstay.runtime.capture.tracing import (
     NoFullGraphError,
@@ -48,7 +48,7 @@ from chainstay.runtime.capture.tracing import (
 )
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
 from chainstay.runtime.capture.unguarded import environment, has_read_environment, unguarded
-from chainstay.runtime.capture.values.conditions import Condition, present_inquiry, values_looked_up
+from chainstay.runtime.capture.values.conditions import Condition, inquiry, values_looked_up
 from chainstay.runtime.capture.values.constant_masks import constant_masks_left_out
 
 CapturedForward = Callable[..., Sequence[Any]]
@@ -217,10 +217,9 @@ class GraphCapture:
         self, graph: fx.GraphModule, inputs: Sequence[Any], conditions: list[Condition]
     ) -> CapturedForward:
         """Take a graph that TorchDynamo has made; return what it will call."""
-        inquiry = present_inquiry()
         if self._masks_left_out is not None:
-            self._masks_left_out |= constant_masks_left_out(graph, inputs, inquiry.is_usual)
-        if inquiry.asks_more_than(conditions):
+            self._masks_left_out |= constant_masks_left_out(graph, inputs, inquiry.now.is_usual)
+        if inquiry.now.asks_more_than(conditions):
             raise _NewConditionsError("the graph is traced again, with guards")
         forward = self._receive(graph, inputs)
         self._has_graphs = True
@@ -228,9 +227,9 @@ class GraphCapture:
             self._environment = environment()
 
         def run(*given: Any) -> Sequence[Any]:
-            if trace_state.is_sample and not isinstance(forward, GraphForward):
+            if is_sample.now and not isinstance(forward, GraphForward):
                 raise NothingToPlanError
-            return in_modes(forward, given) if set_aside.modes else forward(*given)
+            return in_modes(forward, given) if set_aside.now else forward(*given)
 
         return run
 
@@ -274,7 +273,7 @@ class GraphCapture:
         difference: NotTheModelError | None = None
         while True:
             try:
-                with sampling(wanted=not is_run):
+                with is_sample.set_to(value=not is_run):
                     return self.trace(*args, **kwargs)
             except NoFullGraphError:
                 if difference is None:
@@ -360,9 +359,8 @@ class GraphCapture:
         ):
             random_state = random.getstate()
             compiled = self._compiled_for(_sizes_of(tensors))
-            trace_state.active = True
             try:
-                with modes_set_aside():
+                with is_tracing.set_to(value=True), modes_set_aside():
                     state = self._state(args, tensors, compiled.conditions)
                     return compiled.traced(self._function, args, kwargs, state)
             except NotRunError:
@@ -370,5 +368,3 @@ class GraphCapture:
                     self._draws_numbers = True
                     random.setstate(random_state)
                 raise
-            finally:
-                trace_state.active = False

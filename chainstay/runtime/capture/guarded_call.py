@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from torch._guards import TracingContext
 
 from chainstay.runtime.capture.tracing import UnknownCallError
+from chainstay.runtime.devices.thread_value import ThreadValue
 
+is_tracing: Final = ThreadValue(value=False)
+"""Whether TorchDynamo is asked for new graphs."""
 
-class _Tracing(threading.local):
-    """The state of tracing in one thread."""
-
-    active: bool = False
-    is_sample: bool = False  # to plan a call that is not made
-
-
-trace_state: Final = _Tracing()
-
-
-@contextmanager
-def sampling(*, wanted: bool) -> Iterator[None]:
-    """Inside, graphs that need no plan are not run, if that is `wanted`."""
-    trace_state.is_sample = wanted
-    try:
-        yield
-    finally:
-        trace_state.is_sample = False
+is_sample: Final = ThreadValue(value=False)
+"""Whether a call is to be planned and is not made: graphs that need no plan are not run."""
 
 
 def guarded_call(
@@ -47,7 +32,7 @@ def guarded_call(
 def _is_traced() -> bool:
     """True in traced code, where it was asked once; TorchDynamo keeps the answer."""
     # Where TorchDynamo is switched off, there is no context.
-    return trace_state.active and TracingContext.try_get() is not None
+    return is_tracing.now and TracingContext.try_get() is not None
 
 
 _is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  # as assume_constant_result does, without importing torch._dynamo

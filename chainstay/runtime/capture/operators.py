@@ -9,10 +9,11 @@ is told by the kernels' own schemas, below autograd, whatever function called th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import fx
@@ -35,12 +36,9 @@ from chainstay.runtime.capture.graph import (
     as_captured_graph,
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
-from chainstay.runtime.capture.subgraphs import regions_of
-from chainstay.runtime.capture.values.host_values import require_one_thread
+from chainstay.runtime.capture.subgraphs import node_result, regions_of
 from chainstay.runtime.execute.handles import refuse_backward
 from chainstay.runtime.stage.states import tensors_in
-
-__all__ = ["Observation", "ObservedGraph", "observe_graph"]
 
 Storage = int
 """A storage's number, in the order in which storages were first seen."""
@@ -169,6 +167,26 @@ def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) ->
     return observed
 
 
+def require_one_thread(values: Iterable[torch.Tensor | None]) -> None:
+    """Refuse a graph whose backward goes on in two threads at once.
+
+    Autograd has a thread for the host and one for the accelerator. Plans bring back what a stage
+    saved in the order of the stages. So values with gradients may be on the host before all of
+    those on the accelerator (an embedding there) and behind them (a loss), but not between. The
+    `values` are those that the graph's operators make, in order.
+
+    Raises:
+        NoStagesError: Some are on the host between those on the accelerator.
+    """
+    kinds = [tensor.device.type for tensor in values if tensor is not None and tensor.requires_grad]
+    runs = [kind for kind, _ in groupby(kinds)]
+    if "cpu" in runs[1:-1]:
+        raise NoStagesError(
+            "values with gradients are computed on the host while the accelerator computes others, "
+            "so that two threads run the backward at once; move them to the model's device"
+        )
+
+
 def _take_out_identities(observed: ObservedGraph) -> None:
     """Let what is handed on as it is be read from the input.
 
@@ -202,9 +220,7 @@ def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.No
     for node in captured.operators if known else ():
         is_number = not isinstance(node.meta.get("example_value"), torch.Tensor)
         if is_number and node.op != "call_module" and all(n in known for n in node.all_input_nodes):
-            arguments = (node.args, node.kwargs)
-            args, kwargs = fx.node.map_arg(arguments, lambda n: cast("int", known[n]))
-            value = _function_of(captured, node)(*args, **kwargs)
+            value = node_result(node, known, captured.modules.__getitem__)
             if not isinstance(value, torch.Tensor):
                 known[node] = found[node] = value
     return found
@@ -217,17 +233,6 @@ def _move_to_front(captured: CapturedGraph, nodes: Iterable[fx.Node]) -> None:
         if place.next is not node:
             place.append(node)
         place = node
-
-
-def _function_of(captured: CapturedGraph, node: fx.Node) -> Callable[..., object]:
-    match node.op:
-        case "call_method":
-            name = str(node.target)
-            return lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
-        case "call_module":
-            return captured.modules[str(node.target)]
-    function: Callable[..., object] = node.target  # type: ignore[assignment]  # call_function
-    return function
 
 
 @dataclass(slots=True)
@@ -265,8 +270,6 @@ class _Observer:
         return external
 
     def _run(self, node: fx.Node) -> None:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        function = _function_of(self.captured, node)
         saved: list[torch.Tensor] = []
 
         def noted(tensor: torch.Tensor) -> None:
@@ -280,7 +283,7 @@ class _Observer:
             stack.enter_context(saved_tensors_hooks(noted, refuse_backward))
             stack.enter_context(nullcontext() if is_higher else kernels)
             try:
-                value = function(*args, **kwargs)
+                value = node_result(node, self.values, self.captured.modules.__getitem__)
             except (DynamicOutputShapeException, DataDependentOutputException) as cause:
                 raise NoStagesError(
                     "something is made whose shape or number depends on the values of a tensor "

@@ -10,8 +10,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import fx, nn
@@ -62,10 +63,39 @@ def called_name(node: fx.Node) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
+@cache
+def tags_of(name: str) -> frozenset[torch.Tag]:
+    """Return the tags of all overloads of torch's operator of that name."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else packet.overloads()
+    return frozenset(tag for overload in overloads for tag in getattr(packet, overload).tags)
+
+
 def example_of(node: object) -> torch.Tensor | None:
     """Return the tensor that a node gave when TorchDynamo traced it, if it gave one."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def node_result(
+    node: fx.Node, values: Mapping[fx.Node, Any], module_called: Callable[[str], nn.Module]
+) -> Any:
+    """Run an operator.
+
+    Args:
+        node: The operator.
+        values: The values of the nodes that it reads.
+        module_called: Finds a module by its name in the graph.
+    """
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    function: Any = node.target
+    match node.op:
+        case "call_method":
+            function = getattr(args[0], str(node.target))
+            args = args[1:]
+        case "call_module":
+            function = module_called(str(node.target))
+    return function(*args, **kwargs)
 
 
 class RegionModule(nn.Module):

@@ -140,7 +140,7 @@ def failures_named(name: str, args: tuple[object, ...] = ()) -> Iterator[None]:
         ) from None
     except exc.BackendCompilerFailed as failure:
         raise failure.inner_exception from None
-    except _limit_errors() as failure:
+    except exc.FailOnRecompileLimitHit as failure:
         raise UnsupportedModelError(
             f"{name} needs more than {_MOST_GRAPHS} graphs, because what its forward "
             f"reads differs from call to call ({_last_line(failure)}); keep that constant, or "
@@ -293,14 +293,6 @@ def _static(leaves: Sequence[object]) -> Iterator[None]:
             tensor._dynamo_static_indices = set(range(tensor.dim()))  # type: ignore[attr-defined]  # noqa: SLF001  # what mark_static does
             stack.callback(delattr, tensor, "_dynamo_static_indices")
         yield
-
-
-def _limit_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that versions of torch raise when a function has too many graphs."""
-    from torch._dynamo import exc  # noqa: PLC0415  # takes more than a second
-
-    names = ("FailOnRecompileLimitHit", "RecompileLimitExceeded", "FailOnCacheLimitHit")
-    return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
 
 
 def _reason(failure: Exception, args: tuple[object, ...]) -> str:

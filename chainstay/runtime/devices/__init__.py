@@ -13,5 +13,6 @@
 `backend_settings`  settings of torch's kernels
 `generators`        random numbers that are not torch's
 `sharding`          parameters spread over several processes
+`thread_value`      a value that every thread has of its own
 ==================  =============================================
 """

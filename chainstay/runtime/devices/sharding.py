@@ -6,15 +6,17 @@ plan; and a block that has run without its backward may still hold its whole par
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import distributed, nn
 
-_thread = threading.local()
+from chainstay.runtime.devices.thread_value import ThreadValue
+
+runs_alone: Final = ThreadValue(value=False)
+"""Whether blocks run without the model around them: `whole_in_backward` does what it says."""
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -65,22 +67,12 @@ def unsharded_again(block: nn.Module) -> Iterator[None]:
         _reshard(sharded)
 
 
-@contextmanager
-def run_alone() -> Iterator[None]:
-    """Inside, blocks run without the model around them: `whole_in_backward` does what it says."""
-    _thread.runs_alone = True
-    try:
-        yield
-    finally:
-        _thread.runs_alone = False
-
-
 def whole_in_backward(block: nn.Module, outputs: Iterable[torch.Tensor]) -> None:
     """Let a backward from `outputs` make the parameters of `block` whole, until it ends.
 
     In the model, FSDP2's own hooks do that.
     """
-    if not getattr(_thread, "runs_alone", False):
+    if not runs_alone.now:
         return
 
     def unshard(_: torch.Tensor) -> None:

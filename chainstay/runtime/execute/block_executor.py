@@ -19,11 +19,10 @@ from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.graphs import BlockGraph
 from chainstay.runtime.execute.executor import Executor
-from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
-from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
+from chainstay.runtime.options.table import OptionTable, require_repeatable_step, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, version_of
@@ -143,8 +142,7 @@ class BlockRun:
     def _by_plan(self, stage: BlockStage, given: State, options: OptionTable) -> State:
         schedule, index = self.schedule, self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
-            require_repeatable_call(schedule.chain.device)
-            require_current_copies(options, self._shared, schedule.chain.device)
+            require_repeatable_step(options, self._shared, schedule.chain.device)
         run = self._run = self._run or Run(schedule.chain, schedule.plan, self._shared, pending=-1)
         self._run_again_until_first(run)
         step = schedule.plan.forward[self._step]

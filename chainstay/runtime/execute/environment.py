@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -21,17 +22,20 @@ from chainstay.runtime.devices.backend_settings import (
 )
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import allocated_bytes
-from chainstay.runtime.execute.leaf_flags import ALONE, SharedRead, has_gradient
 from chainstay.runtime.execute.repeatable import REMEDY, OperatorLog, first_difference, is_repeated
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.states import State, changeable, copied, non_leaves, version_of
 
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
+SharedRead = tuple[int, object, bool]
+"""Position of a shared value, what tells whether it has changed, whether it requires a gradient."""
 _AutocastSetting = tuple[str, bool, torch.dtype, bool]
 """Type of device, whether autocast is on there, its low precision, whether it has its cache."""
 
 _NOTHING: Final = nullcontext()
 _HOST: Final = torch.device("cpu")
+_ALONE: Final = RLock()
+"""Generators of random numbers belong to all threads, buffers and leaves to those of one model."""
 
 
 def alone(effects: Effects) -> AbstractContextManager[object]:
@@ -41,7 +45,7 @@ def alone(effects: Effects) -> AbstractContextManager[object]:
     between them would get the dropout of one step into the gradients of another. Nothing but
     the stage's own operators runs inside.
     """
-    return ALONE if effects.are_noticed else _NOTHING
+    return _ALONE if effects.are_noticed else _NOTHING
 
 
 def first_look(
@@ -108,7 +112,7 @@ class Environment:
             else (),
             written=dict(zip(effects.written, copied(changed), strict=True)),
             reads=tuple(
-                [(p, _place_of(shared[p]), has_gradient(shared[p])) for p in effects.only_read]
+                [(p, _place_of(shared[p]), _has_gradient(shared[p])) for p in effects.only_read]
             ),
             autocast=tuple([_autocast_setting(kind) for kind in kinds]),
             backends=backend_settings(),
@@ -121,7 +125,8 @@ class Environment:
             return several[0]
         states = (state for environment in reversed(several) for state in environment.random)
         first = {state[0]: state for state in states}
-        return replace(several[0], random=tuple(first.values()))
+        reads = tuple(read for environment in several for read in environment.reads)
+        return replace(several[0], random=tuple(first.values()), reads=reads)
 
     def size_on(self, device: torch.device) -> int:
         """Return the bytes that this holds on `device`; random states are host memory."""
@@ -174,35 +179,54 @@ class Environment:
         has_same_kernels = self.backends == backend_settings()
         return has_same_kernels and _vmap_level() == 0 and not any(autocast)
 
-    def entered(self) -> AbstractContextManager[None]:
-        """Run the body in these surroundings; afterwards the present ones are back."""
+    def entered(self, shared: Sequence[Any]) -> AbstractContextManager[None]:
+        """Run the body in these surroundings; afterwards the present ones are back.
+
+        Leaves among the `shared` values require a gradient as they did. Plain training does not
+        care whether a parameter is frozen behind the forward, or trained again: autograd's graph is
+        there. What runs again saves the same only if its leaves are as they were.
+        """
         if (level := _vmap_level()) > 0:
-            return self._without_vmap(level)
+            return self._without_vmap(level, shared)
         differing = [
             setting for setting in self.autocast if setting != _autocast_setting(setting[0])
         ]
-        if not (differing or self.random or self.backends != backend_settings()):
+        leaves = self._other_leaves(shared)
+        if not (differing or leaves or self.random or self.backends != backend_settings()):
             return _NOTHING
-        return self._entered(differing)
+        return self._entered(differing, leaves)
+
+    def _other_leaves(self, shared: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """Return the leaves that require a gradient and did not, or the other way round."""
+        found: dict[int, torch.Tensor] = {}
+        for position, _, had_gradient in self.reads:
+            value = shared[position]
+            if had_gradient is not _has_gradient(value) and value.is_leaf:
+                found[id(value)] = value
+        return list(found.values())
 
     @contextmanager
-    def _without_vmap(self, level: int) -> Iterator[None]:
+    def _without_vmap(self, level: int, shared: Sequence[Any]) -> Iterator[None]:
         """Leave the vmap in which backwards run, but no forward did: it draws no random numbers."""
         for _ in range(level):
             torch._C._vmapmode_decrement_nesting()  # noqa: SLF001  # no public way
         try:
-            with self.entered():
+            with self.entered(shared):
                 yield
         finally:
             for _ in range(level):
                 torch._C._vmapmode_increment_nesting()  # noqa: SLF001  # no public way
 
     @contextmanager
-    def _entered(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
+    def _entered(
+        self, autocast: Sequence[_AutocastSetting], leaves: Sequence[torch.Tensor]
+    ) -> Iterator[None]:
         present = tuple([(where, _random_state(where)) for where, _ in self.random])
         try:
             restore_random_states(self.random)
             with ExitStack() as stack:
+                if leaves:
+                    stack.enter_context(_inverted(leaves))
                 if self.backends != backend_settings():
                     stack.enter_context(entered_settings(self.backends))
                 for device_type, enabled, dtype, cached in autocast:
@@ -214,6 +238,27 @@ class Environment:
                 yield
         finally:
             restore_random_states(present)
+
+
+@contextmanager
+def _inverted(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, these require a gradient if they do not, and the other way round."""
+    with _ALONE:
+        _invert(leaves)
+        try:
+            yield
+        finally:
+            _invert(leaves)
+
+
+def _invert(leaves: Sequence[torch.Tensor]) -> None:
+    for leaf in leaves:
+        leaf.requires_grad_(not leaf.requires_grad)
+
+
+def _has_gradient(value: object) -> bool:
+    """Whether `value` is a tensor that requires a gradient."""
+    return getattr(value, "requires_grad", False) is True
 
 
 def _vmap_level() -> int:
@@ -241,7 +286,7 @@ def require_repeatable(
     names = ("an input",) * len(shared)
 
     def again() -> State:
-        with torch.enable_grad(), environment.entered():
+        with torch.enable_grad(), environment.entered(shared):
             before = environment.shared_for(shared, names, for_last_time=False)
             return stage(incoming(stage, state), before)
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
-from chainstay.runtime.options.table import require_current_copies, used_options
+from chainstay.runtime.options.table import require_repeatable_step, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.states import State
 from chainstay.runtime.transfer.planned_transfers import PlannedTransfers
@@ -69,8 +68,7 @@ class Executor:
         """Return the last state, from the first."""
         chain = self.chain
         if not all(isinstance(step, Stretch) for step in self._steps):
-            require_repeatable_call(chain.device)
-            require_current_copies(chain.options, shared, chain.device)
+            require_repeatable_step(chain.options, shared, chain.device)
         run = Run(
             chain=chain,
             plan=self._plan,

@@ -123,6 +123,21 @@ class _Handle:
         self.tensor: torch.Tensor | Absent | None = None
         self.alias: _Alias | None = None
 
+    def restored(self) -> torch.Tensor:
+        """The tensor, made again if need be.
+
+        Raises:
+            PlanMismatchError: It could not be.
+        """
+        if self.tensor is None:
+            self.prepare()
+        if self.tensor is None:
+            raise PlanMismatchError(
+                f"what stage {self.stage} saved was not recomputed, because an earlier "
+                "recomputation failed; run the forward again"
+            )
+        return unpack(self.tensor)
+
 
 @dataclass(slots=True)
 class Handles:
@@ -344,38 +359,21 @@ class Staying:
         """`tensor` as it is, saved by stage `stage`."""
         return cls(stage, tensor.detach(), version_of(tensor))
 
+    def restored(self) -> torch.Tensor:
+        """The tensor.
 
-Packed = _Handle | Staying | torch.Tensor
-"""What the graph holds for a saved tensor."""
-
-
-def unpack(packed: Packed) -> torch.Tensor:
-    """Unpack hook of every first run.
-
-    Raises:
-        PlanMismatchError: The tensor was changed in place, or could not be recomputed.
-    """
-    match packed:
-        case torch.Tensor():
-            return packed
-        case Staying():
-            return _unchanged(packed)
-    if packed.tensor is None:
-        packed.prepare()
-    if packed.tensor is None:
-        raise PlanMismatchError(
-            f"what stage {packed.stage} saved was not recomputed, because an earlier "
-            "recomputation failed; run the forward again"
-        )
-    tensor = packed.tensor
-    return tensor if isinstance(tensor, torch.Tensor) else tensor.restored()
+        Raises:
+            PlanMismatchError: It was changed in place.
+        """
+        if version_of(self.tensor) != self.version:
+            raise PlanMismatchError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that stage {self.stage} saved "
+                "was changed in place between forward and backward; change a clone of it, or run "
+                "the backward first"
+            )
+        return self.tensor
 
 
-def _unchanged(packed: Staying) -> torch.Tensor:
-    if version_of(packed.tensor) != packed.version:
-        raise PlanMismatchError(
-            f"a tensor of shape {tuple(packed.tensor.shape)} that stage {packed.stage} saved "
-            "was changed in place between forward and backward; change a clone of it, or run "
-            "the backward first"
-        )
-    return packed.tensor
+def unpack(packed: torch.Tensor | Absent) -> torch.Tensor:
+    """Unpack hook of every first run: bring back what stands in the graph for a saved tensor."""
+    return packed if isinstance(packed, torch.Tensor) else packed.restored()

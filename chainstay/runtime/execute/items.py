@@ -12,18 +12,6 @@ from typing import Final, TypeAlias
 from chainstay.profiles import ChainProfile, OffloadProfile, Stage
 from chainstay.schedule import Item, Op, OpKind, Schedule
 
-__all__ = [
-    "Act",
-    "Action",
-    "Item",
-    "TransferPlan",
-    "as_chain_schedule",
-    "bounding_chain",
-    "movable_chain",
-    "movable_profile",
-    "standing_bytes",
-]
-
 
 class Act(Enum):
     """The actions of the host on an item.

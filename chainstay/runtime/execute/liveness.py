@@ -21,9 +21,9 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.runtime.execute.items import Action, Item, TransferPlan
+from chainstay.runtime.execute.items import Action, TransferPlan
 from chainstay.runtime.execute.schedule_check import require_runnable
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 
 
 @dataclass(frozen=True, slots=True)

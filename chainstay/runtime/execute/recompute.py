@@ -32,7 +32,6 @@ from chainstay.runtime.execute.handles import (
     unpack,
 )
 from chainstay.runtime.execute.items import Action
-from chainstay.runtime.execute.leaf_flags import trained_as_before
 from chainstay.runtime.execute.liveness import ExecutionPlan, Step
 from chainstay.runtime.options.option import run_option
 from chainstay.runtime.options.replay import OptionRun
@@ -220,8 +219,7 @@ class Run:
         with (
             torch.enable_grad(),
             alone(effects),
-            Environment.first_of(environments).entered(),
-            trained_as_before([own.reads for own in environments], self.shared),
+            Environment.first_of(environments).entered(self.shared),
         ):
             given = changeable(state, state) if effects.changes_input else non_leaves(state)
             try:

@@ -6,10 +6,8 @@ whenever they run, in plain training, too.
 
 from __future__ import annotations
 
-import threading
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
@@ -17,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from chainstay.runtime.devices.kernel_watch import KernelWatch
+from chainstay.runtime.devices.thread_value import ThreadValue
 from chainstay.runtime.stage.states import bytes_of, is_equal, sums_of_bytes, tensors_in
 
 REMEDY: Final = (
@@ -25,18 +24,8 @@ REMEDY: Final = (
     "fit(..., bit_for_bit=False) accepts results that differ by rounding"
 )
 
-_thread = threading.local()
-
-
-@contextmanager
-def other_bits_accepted(*, wanted: bool) -> Iterator[None]:
-    """Inside, and if wanted, `is_repeated` is content with half of the digits."""
-    before = getattr(_thread, "accepts", False)
-    _thread.accepts = wanted
-    try:
-        yield
-    finally:
-        _thread.accepts = before
+other_bits_accepted: Final = ThreadValue(value=False)
+"""Whether `is_repeated` is content with half of the digits."""
 
 
 def is_repeated(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -49,7 +38,7 @@ def is_repeated(one: torch.Tensor, other: torch.Tensor) -> bool:
     one, other = one.detach(), other.detach()
     if is_equal(one, other):
         return True
-    if not getattr(_thread, "accepts", False) or not one.is_floating_point():
+    if not other_bits_accepted.now or not one.is_floating_point():
         return False
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

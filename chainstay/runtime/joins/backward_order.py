@@ -8,18 +8,11 @@ change places without changing a number, if no gradient is summed in another ord
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch.autograd.graph import Node
 
-from chainstay.runtime.stage.states import State
-
-
-def can_change_order() -> bool:
-    """Whether this version of torch has what it takes."""
-    node = torch.zeros(1, requires_grad=True).neg().grad_fn
-    return hasattr(node, "_set_sequence_nr") and hasattr(torch._C._autograd, "_get_sequence_nr")  # noqa: SLF001  # no public way
+from chainstay.runtime.stage.states import State, nodes_below
 
 
 def now() -> int:
@@ -41,22 +34,9 @@ def reorder(outputs: State, ranges: Sequence[range]) -> None:
         shift[run.start] = following - run.start
         following += len(run)
     starts = [run.start for run in spans]
-    for node in _nodes_below(outputs, low):
+    for node in nodes_below(outputs, low):
         number: int = node._sequence_nr()  # noqa: SLF001  # no public way
         if low <= number < high:
             span = spans[bisect_right(starts, number) - 1]
             if number < span.stop:
-                node._set_sequence_nr(number + shift[span.start])  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def _nodes_below(outputs: State, low: int) -> Iterator[Node]:
-    """Nodes of this graph that are not older than number `low`, each once."""
-    pending = [tensor.grad_fn for tensor in outputs]
-    seen: set[Node] = set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen or node._sequence_nr() < low:  # noqa: SLF001  # no public way
-            continue
-        seen.add(node)
-        pending += [below for below, _ in node.next_functions]
-        yield node
+                node._set_sequence_nr(number + shift[span.start])  # noqa: SLF001  # likewise

@@ -13,6 +13,7 @@ from chainstay.runtime.capture.cuts.crossings import (
     Crossings,
     crossings_among,
     find_crossings,
+    forbidden_places,
     movable_nodes,
 )
 from chainstay.runtime.capture.cuts.cut import CutGraph
@@ -74,7 +75,8 @@ class _JoinPart:
         ends = (-1, len(self.crossings.operators) - 1)
         states = {-1: self._held(self.given), ends[1]: self._held(self.result)}
         chosen = sorted(ends)
-        places = choose_cuts(self.crossings, granularity, blocks)
+        forbidden = forbidden_places(self.crossings)
+        places = choose_cuts(self.crossings, forbidden, granularity, blocks)
         held = {place: self._held(self.crossings.at(place)) for place in places}
         for place in sorted(places, key=lambda cut: (self._size(held[cut]), cut)):
             before = max(other for other in chosen if other < place)
@@ -159,13 +161,12 @@ def _assemble(
         cut.ranges(piece.crossings.operators, piece.places(own))
         for piece, own in zip(pieces, cuts, strict=True)
     ]
-    shared = cut.shared(nodes for piece in ranges for nodes in piece)
     stages = [
-        tuple(cut.stages(nodes, piece.states(own), shared))
+        tuple(cut.stages(nodes, piece.states(own)))
         for piece, own, nodes in zip(pieces, cuts, ranges, strict=True)
     ]
     last_state = crossings.at(len(crossings.operators) - 1)
-    given = tuple(tuple(shared[node] for node in piece.given) for piece in pieces[:towers])
+    given = tuple(tuple(cut.shared[node] for node in piece.given) for piece in pieces[:towers])
     return GraphJoin(
         name=observed.name,
         stages=tuple(stage for piece in stages for stage in piece),
@@ -176,9 +177,9 @@ def _assemble(
         sums=_sums(observed, crossings.operators, ranges, stages),
         inputs=observed.captured.inputs,
         constants=observed.captured.constants,
-        shared=tuple(map(cut.shared_value, shared)),
-        prologue=cut.prologue(shared),
-        output=cut.output(last_state, shared),
+        shared=cut.shared_values(),
+        prologue=cut.prologue(),
+        output=cut.output(last_state),
     )
 
 

@@ -8,14 +8,13 @@ from itertools import accumulate, chain
 from typing import Any
 
 from chainstay.profiles import JoinProfile
-from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
-from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
+from chainstay.runtime.options.table import OptionTable, require_repeatable_step, used_options
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
 
@@ -45,23 +44,15 @@ class _JoinRun(Run):
         """The last state, from the first states of all branches in one; see `Run`."""
         assert steps is None, "stages of joins run one by one"
         shape = self.plan.shape
-        parts = {start: part for part, start in enumerate(accumulate(shape.lengths, initial=0))}
-        given = cut(state, self.inputs)
-        ends: list[State] = []
+        starts = accumulate(shape.lengths[:-1], initial=0)
+        states = dict(zip(starts, cut(state, self.inputs), strict=True))  # that stages still read
         for step in self.plan.forward:
-            if not step.is_first:
+            if step.is_first:
+                read = chain.from_iterable(map(states.pop, shape.inputs(step.stage)))
+                states[shape.output(step.stage)] = self.first_run(step, tuple(read))
+            else:
                 self.run_again(step)
-                continue
-            part = parts.get(step.stage)
-            if part is not None:
-                if part:
-                    ends.append(state)
-                state = given[part] if part < len(given) else tuple(chain.from_iterable(ends))
-                if part == len(given):
-                    ends = []
-            state = self.first_run(step, state)
-        if shape.tail == 0:
-            state = tuple(chain.from_iterable([*ends, state]))
+        state = tuple(chain.from_iterable(states.values()))  # without a tail, of all branches
         if not self.plan.is_plain_order:
             reorder(state, [self.ranges[stage] for stage in self.plan.backward])
             self.ranges.clear()
@@ -101,8 +92,7 @@ class JoinExecutor:
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
         """Return the last state, from the first states of all branches in one."""
         chain = self.chain
-        require_repeatable_call(chain.device)
-        require_current_copies(chain.options, shared, chain.device)
+        require_repeatable_step(chain.options, shared, chain.device)
         run = _JoinRun(
             chain=chain,
             plan=self.plan,

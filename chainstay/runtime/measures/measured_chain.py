@@ -48,7 +48,7 @@ from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.given_stages import Model, StageLoop, named_stages
 from chainstay.runtime.stage.loss_stage import Loss, loss_stage, require_loss
-from chainstay.runtime.stage.staged_graph import names_of, subject_of, with_graph
+from chainstay.runtime.stage.staged_graph import subject_of, with_graph
 from chainstay.runtime.transfer import Engine, PlannedTransfers, engine_for, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
@@ -298,7 +298,7 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
         behind = _loss_of(loss, graph, output_index(observed.captured), inputs)
         subject = subject_of(graph, inputs, behind, sample.device, progress=bar, merges=False)
         measured = measure_subject(
-            subject, names_of(graph), lambda _: repeats, cache, wants_options=lambda _: True
+            subject, graph.shared_names, lambda _: repeats, cache, wants_options=lambda _: True
         )
     return MeasuredChain(
         chain=measured.chain,

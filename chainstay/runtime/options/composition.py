@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx, nn
 
@@ -75,16 +76,12 @@ def _append(
     graph: fx.Graph, root: nn.Module, program: Program, given: Sequence[fx.Node], number: int
 ) -> list[fx.Node]:
     """Copy a program behind what is there; return its results."""
-    nodes = program.body.graph.nodes
-    copies = dict(zip((node for node in nodes if node.op == "placeholder"), given, strict=True))
-    for node in nodes:
-        if node.op == "placeholder":
-            continue
-        if node.op == "output":
-            return [copies[leaf] for leaf in node.args[0]]
-        copies[node] = copy = graph.node_copy(node, copies.__getitem__)
+    body = program.body.graph
+    copies = dict(zip(body.find_nodes(op="placeholder"), given, strict=True))
+    results: Any = graph.graph_copy(body, copies)
+    for node, copy in copies.items():
         if node.op in ("call_module", "get_attr"):
             copy.target = f"{node.target}_of_{number}"
             if not hasattr(root, copy.target):
                 root.add_module(copy.target, program.body.get_submodule(str(node.target)))
-    raise AssertionError("a graph without an output")
+    return list(results)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import networkx as nx
 import torch
 from torch import fx
 
@@ -96,17 +97,17 @@ def _forward(graph: StageGraph, places: _Stashes, hooked: Sequence[range]) -> fx
 
 def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
     """Operators to be run again, those together that read each other."""
-    groups: dict[int, set[int]] = {}
-    for index in sorted(selection.replayed):
-        read = [groups[source] for source in graph.operators[index].inputs if source in groups]
-        merged = max(read, key=len, default=set[int]())
-        for other in {id(group): group for group in read if group is not merged}.values():
-            merged |= other
-            groups.update(dict.fromkeys(other, merged))
-        merged.add(index)
-        groups[index] = merged
-    distinct = {id(group): group for group in groups.values()}
-    return [*distinct.values(), *({index} for index in sorted(selection.redrawn))]
+    replayed = sorted(selection.replayed)
+    reading = nx.Graph()
+    reading.add_nodes_from(replayed)
+    reading.add_edges_from(
+        (index, source)
+        for index in replayed
+        for source in graph.operators[index].inputs
+        if source in selection.replayed
+    )
+    alone = ({index} for index in sorted(selection.redrawn))
+    return [*nx.connected_components(reading), *alone]
 
 
 @dataclass(slots=True)

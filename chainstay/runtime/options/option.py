@@ -12,9 +12,7 @@ import torch
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.environment import in_mid_chain
 from chainstay.runtime.execute.handles import (
-    Absent,
     OffloadPolicy,
-    Packed,
     is_parameter,
     refuse_backward,
     unpack,
@@ -171,7 +169,7 @@ def run_option(
 ) -> State:
     """Run the forward of a stage with an option, the first of a step; return the next state."""
     pack = OptionPack(run, stage, policy)
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
     try:
         if policy is None:
             run.hooks = hooks
@@ -184,11 +182,6 @@ def run_option(
         run.unhook_all()
         pack.close()
     return output
-
-
-def _unpack(packed: Absent | Packed) -> torch.Tensor:
-    """Unpack hook of runs with an option; see `handles.unpack`."""
-    return unpack(packed) if isinstance(packed, Packed) else packed.restored()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -80,18 +80,13 @@ class ReplayCode:
     needs_graph: bool
 
     @cached_property
-    def reads(self) -> frozenset[int]:
-        """Positions of the shared values that nobody may change before."""
-        return frozenset(
-            given.index
-            for given in self.inputs
-            if given.origin is Origin.SHARED and not given.is_scratch
-        )
-
-    @cached_property
-    def stashes(self) -> frozenset[int]:
-        """Places of what the forward has set aside for it."""
-        return frozenset(given.index for given in self.inputs if given.origin is Origin.STASH)
+    def reads(self) -> Mapping[Origin, frozenset[int]]:
+        """Positions of the inputs that nobody may change before, by origin."""
+        inputs = [given for given in self.inputs if not given.is_scratch]
+        return {
+            origin: frozenset(given.index for given in inputs if given.origin is origin)
+            for origin in Origin
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,12 +126,12 @@ class OptionCode:
     @cached_property
     def shared_reads(self) -> tuple[int, ...]:
         """Positions of the shared values that replays read and nobody may change."""
-        return tuple(sorted(frozenset[int]().union(*(replay.reads for replay in self.replays))))
+        return self._reads(Origin.SHARED)
 
     @cached_property
     def state_reads(self) -> tuple[int, ...]:
         """Positions in the incoming state of what replays read and nobody may change."""
-        inputs = (given for replay in self.replays for given in replay.inputs)
-        return tuple(
-            sorted({e.index for e in inputs if e.origin is Origin.STATE and not e.is_scratch})
-        )
+        return self._reads(Origin.STATE)
+
+    def _reads(self, origin: Origin) -> tuple[int, ...]:
+        return tuple(sorted({index for replay in self.replays for index in replay.reads[origin]}))

@@ -35,7 +35,6 @@ from chainstay.runtime.execute.handles import (
     is_parameter,
     refuse_backward,
 )
-from chainstay.runtime.execute.leaf_flags import trained_as_before
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
@@ -319,7 +318,7 @@ class _Group:
     def close(self, run: OptionRun, stashes: Sequence[Any], policy: OffloadPolicy | None) -> None:
         """Take what the replay starts from."""
         self.run = run
-        for index in self.code.stashes:
+        for index in self.code.reads[Origin.STASH]:
             self.stashes[index] = _stashed(stashes[index], policy)
 
     def replay(self) -> None:
@@ -349,8 +348,7 @@ class _Group:
             torch.enable_grad(),
             hooks,
             alone(_DRAWS) if self.code.draws_random else nullcontext(),
-            run.environment.entered(),
-            trained_as_before([run.environment.reads], run.shared),
+            run.environment.entered(run.shared),
         ):
             try:
                 return self.code.function(run.code.root, capture, *self._inputs(run))
@@ -359,8 +357,8 @@ class _Group:
 
     def _inputs(self, run: OptionRun) -> list[Any]:
         # What only other replays read may be trained by now, where optimizers run in the backward.
-        if self.code.reads:
-            run.environment.require_unchanged(run.shared, run.names, self.code.reads)
+        needed = self.code.reads[Origin.SHARED]
+        run.environment.require_unchanged(run.shared, run.names, needed)
         given, stage = [], run.code.graph.stage.name
         for source in self.code.inputs:
             match source.origin:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional
+
+from chainstay.runtime.capture.subgraphs import tags_of
 
 ArgumentPlace = int | str
 """The position of an argument, or its name."""
@@ -54,15 +55,7 @@ def is_graphless(node: fx.Node) -> bool:
         and node.op != "call_method"
     ):
         return False
-    return name in _GRAPHLESS or torch.Tag.pointwise in _tags_of(name)
-
-
-@cache
-def _tags_of(name: str) -> frozenset[torch.Tag]:
-    """Return the tags of all overloads of torch's operator of that name."""
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = [] if packet is None else packet.overloads()
-    return frozenset(tag for overload in overloads for tag in getattr(packet, overload).tags)
+    return name in _GRAPHLESS or torch.Tag.pointwise in tags_of(name)
 
 
 def scratch_arguments(node: fx.Node) -> dict[ArgumentPlace, fx.Node]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import fx
 
+from chainstay.runtime.capture.subgraphs import node_result
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.stopwatch import run_timed
 from chainstay.runtime.execute.environment import in_mid_chain, random_states, restore_random_states
@@ -119,31 +120,22 @@ class StageRun:
         `around` gets every operator, what is held, and the call; it returns the operator's result.
         """
         held: Held = {}
-        given = iter(inputs)
+        given, called = iter(inputs), self.composition.root.get_submodule
         last = {source: node for node in self.nodes for source in node.all_input_nodes}
         for node in self.nodes:
             match node.op:
                 case "placeholder":
                     held[node] = next(given)
                 case "get_attr":
-                    held[node] = self.composition.root.get_submodule(str(node.target))
+                    held[node] = called(str(node.target))
                 case "output":
                     return [held[leaf] for leaf in self.composition.results]
                 case _:
-                    held[node] = around(node, held, partial(self._call, node, held))
+                    held[node] = around(node, held, partial(node_result, node, held, called))
                     for source in (*node.all_input_nodes, node):
                         if last.get(source, node) is node:
                             del held[source]
         raise AssertionError("a graph without an output")
-
-    def _call(self, node: fx.Node, held: Held) -> Any:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), held.__getitem__)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        if node.op == "call_module":
-            return self.composition.root.get_submodule(str(node.target))(*args, **kwargs)
-        function: Callable[..., Any] = node.target  # type: ignore[assignment]  # of call_function
-        return function(*args, **kwargs)
 
 
 def operator_times(

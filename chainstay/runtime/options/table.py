@@ -10,7 +10,7 @@ import torch
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import has_outdated_copies
-from chainstay.runtime.execute.handles import is_parameter
+from chainstay.runtime.execute.handles import is_parameter, require_repeatable_call
 from chainstay.runtime.options.option import Option
 from chainstay.runtime.stage.chain_stage import ChainStage, fused
 from chainstay.schedule import Op, Schedule
@@ -52,12 +52,17 @@ def used_options(
     return found
 
 
-def require_current_copies(table: OptionTable, shared: Sequence[Any], device: torch.device) -> None:
-    """Refuse a step where autocast's copies of weights are older than what replays cast.
+def require_repeatable_step(
+    table: OptionTable, shared: Sequence[Any], device: torch.device
+) -> None:
+    """Refuse a step in which nothing can be dropped and run again.
 
     Raises:
-        PlanMismatchError: It is so, as after an optimizer's step within one context.
+        PlanMismatchError: It is so in these surroundings (see `require_repeatable_call`), or
+            autocast's copies of weights are older than what replays cast, as after an optimizer's
+            step within one context.
     """
+    require_repeatable_call(device)
     read = (position for option in table.values() for position in option.code.shared_reads)
     if has_outdated_copies((w for w in map(shared.__getitem__, read) if is_parameter(w)), device):
         raise PlanMismatchError(

@@ -144,7 +144,7 @@ class Trace:
         places = [node for node in self.run.nodes if node.op == "placeholder"]
         for node, value in zip(places, inputs, strict=True):
             tensors = tensors_in(value)
-            self.made[node] = {self._take(tensor): EXTERNAL for tensor in tensors}
+            self.made[node] = {self._know(tensor): EXTERNAL for tensor in tensors}
             self.flags.append(any(tensor.requires_grad for tensor in tensors))
         self.written.update(_key(shared[position]) for position in self.run.stage.effects.written)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, refuse_backward)
@@ -246,20 +246,15 @@ class Trace:
             self._current[key] = len(self.values)
             self.values.append(TracedValue(self.values[index].bytes, node))
 
-    def _take(self, tensor: torch.Tensor) -> int:
-        """Know an input of the stage."""
-        key = _key(tensor)
-        self._known.append(StorageWeakRef(tensor.untyped_storage()))
-        self._current[key] = EXTERNAL
-        return key
-
-    def _know(self, tensor: torch.Tensor, maker: fx.Node) -> int:
+    def _know(self, tensor: torch.Tensor, maker: fx.Node | None = None) -> int:
+        """Know a tensor that a node has made, or an input of the stage."""
         key = _key(tensor)
         if key not in self._current:
             self._known.append(StorageWeakRef(tensor.untyped_storage()))
-            self._current[key] = len(self.values)
-            size = allocated_bytes(tensor) if tensor.device == self.device else 0
-            self.values.append(TracedValue(size, maker))
+            self._current[key] = EXTERNAL if maker is None else len(self.values)
+            if maker is not None:
+                size = allocated_bytes(tensor) if tensor.device == self.device else 0
+                self.values.append(TracedValue(size, maker))
         return key
 
     def _is_represented(self, index: int) -> bool:

@@ -13,7 +13,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.planned import Planned
-from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import effects_of, measuring
 from chainstay.runtime.measures.option_costs import options_again
@@ -132,7 +131,7 @@ def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     chain = Chain(
         stages=subject.model_stages,
         device=subject.device,
-        names=names_of(graph),
+        names=graph.shared_names,
         effects=effects_of([subject]),
     )
     return StagedGraph(graph=graph, chain=chain)
@@ -174,7 +173,7 @@ def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> Stage
     chain = Chain(
         stages=stages,
         device=former.device,
-        names=names_of(graph),
+        names=graph.shared_names,
         effects=tuple(effects),
         options=options,
     )
@@ -183,9 +182,3 @@ def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> Stage
 
 def _texts(stage: ChainStage) -> list[str]:
     return [part.text for part in stage.parts]
-
-
-def names_of(graph: GraphChain | GraphJoin) -> tuple[str, ...]:
-    """Return the names of the shared values in messages."""
-    names = [given.name for given in graph.inputs]
-    return (*names, *(value.name for value in graph.shared[len(names) :]))

@@ -202,16 +202,19 @@ def address_of(tensor: torch.Tensor) -> int:
     return address
 
 
-def nodes_below(outputs: Iterable[torch.Tensor]) -> list[Any]:
-    """Return all nodes of the autograd graph of `outputs`, in a fixed order."""
-    found = {tensor.grad_fn: None for tensor in outputs if tensor.grad_fn is not None}
-    pending = list(found)
+def nodes_below(outputs: Iterable[torch.Tensor], oldest: int = 0) -> list[Any]:
+    """Return the nodes of the autograd graph of `outputs`, in a fixed order.
+
+    Those that are older than number `oldest` are left out, and what is below them.
+    """
+    found: dict[Any, None] = {}
+    pending: list[Any] = [tensor.grad_fn for tensor in outputs]
     for node in pending:  # grows meanwhile
-        for below, _ in node.next_functions:
-            if below is not None and below not in found:
-                found[below] = None
-                pending.append(below)
-    return pending
+        if node is None or node in found or node._sequence_nr() < oldest:  # noqa: SLF001  # no public way
+            continue
+        found[node] = None
+        pending += [below for below, _ in node.next_functions]
+    return list(found)
 
 
 def variables_below(outputs: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:

@@ -10,8 +10,8 @@ from typing import assert_never
 
 import torch
 
-from chainstay.runtime.execute.handles import Packed, Staying, unpack
-from chainstay.runtime.execute.items import Act, Action, Item
+from chainstay.runtime.execute.handles import Staying, unpack
+from chainstay.runtime.execute.items import Act, Action
 from chainstay.runtime.execute.liveness import Step
 from chainstay.runtime.stage.states import State, address_of, version_of
 from chainstay.runtime.transfer.engine import Engine
@@ -22,6 +22,7 @@ from chainstay.runtime.transfer.movable_storage import (
     release,
     send,
 )
+from chainstay.schedule import Item
 
 StoragesByAddress = dict[int, weakref.ref[MovableStorage]]
 """By the address of their storage, good as long as they are on the device."""
@@ -207,11 +208,7 @@ class OffloadHook:
 
     def hooks(self) -> AbstractContextManager[object]:
         """Return the hooks for a run whose saved data stays in the graph, or goes to the host."""
-        return torch.autograd.graph.saved_tensors_hooks(self, _restored)
-
-
-def _restored(packed: OffloadedTensor | Packed) -> torch.Tensor:
-    return packed.restored() if isinstance(packed, OffloadedTensor) else unpack(packed)
+        return torch.autograd.graph.saved_tensors_hooks(self, unpack)
 
 
 def is_movable(tensor: torch.Tensor, engine: Engine) -> bool:

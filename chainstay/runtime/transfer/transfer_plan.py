@@ -29,9 +29,9 @@ from itertools import accumulate
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.execute.items import Act, Action, Item, TransferPlan
+from chainstay.runtime.execute.items import Act, Action, TransferPlan
 from chainstay.runtime.transfer.computations import Computation, computations_of
-from chainstay.schedule import Op, OpKind, Schedule, update_stored
+from chainstay.schedule import Item, Op, OpKind, Schedule, update_stored
 from chainstay.units import format_bytes
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
+from chainstay.runtime.capture.blocks.entrances import block_handler, entered, run_plainly
 from chainstay.runtime.capture.cuts.stage_names import (
     container_of,
     listed_children,
@@ -107,13 +107,13 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
 
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         inputs = numbers.all_seen((args, kwargs))
-        with handed_to(record):  # what is in the block, too
+        with block_handler.set_to(record):  # what is in the block, too
             result = run_plainly(block, args, kwargs)
         outputs = numbers.all_seen(result)
         calls.append(BlockCall(listed[block], block, inputs, outputs))
         return result
 
-    with entered(listed), handed_to(record):
+    with entered(listed), block_handler.set_to(record):
         run()
     return calls
 

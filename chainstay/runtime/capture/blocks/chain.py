@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, starmap
 from typing import Any
 
 from torch import nn
@@ -145,10 +146,8 @@ class BlockChain:
         return tuple(name for stage in self.stages for name in stage.shared_names)
 
     def segments(self) -> Iterator[range]:
-        """Yield the stages of each segment."""
-        for index, start in enumerate(self.starts):
-            behind = self.starts[index + 1 :] or (len(self.stages),)
-            yield range(start, behind[0])
+        """Return the stages of each segment."""
+        return starmap(range, pairwise((*self.starts, len(self.stages))))
 
     def segment_of(self, stage: int) -> int:
         """Return the first stage of the segment that has `stage`."""

@@ -8,13 +8,12 @@ the same settings then.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -27,22 +26,13 @@ from chainstay.runtime.capture.trials.model_forward import (
     stand_in_for,
     unbound_forward,
 )
+from chainstay.runtime.devices.thread_value import ThreadValue
 
 BlockHandler = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
 """Takes a block and the arguments of its call; gives what the block would."""
 
-_thread = threading.local()
-
-
-@contextmanager
-def handed_to(handler: BlockHandler | None) -> Iterator[None]:
-    """Inside, calls of blocks in this thread go to `handler` while gradients are recorded."""
-    before = _handler()
-    _thread.handler = handler
-    try:
-        yield
-    finally:
-        _thread.handler = before
+block_handler: Final = ThreadValue[BlockHandler | None](None)
+"""Whoever takes over a thread's calls of blocks while gradients are recorded."""
 
 
 def open_entrance(block: nn.Module) -> None:
@@ -53,10 +43,10 @@ def open_entrance(block: nn.Module) -> None:
         if torch.compiler.is_compiling():
             return plain(self, *args, **kwargs)
         is_handed = torch.is_grad_enabled() and opened() is self and not is_transformed()
-        handler = _handler() if is_handed else None
+        handler = block_handler.now if is_handed else None
         if handler is None:
             return unbound_forward(self)(self, *args, **kwargs)  # its class may be another by now
-        with handed_to(None):  # what is in the block is part of it
+        with block_handler.set_to(None):  # what is in the block is part of it
             return handler(self, args, kwargs)
 
     stand_in_for(block, update_wrapper(forward, plain))
@@ -116,15 +106,10 @@ class _CallOrHandler(CompiledCall):
     block: nn.Module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _handler() is None or not torch.is_grad_enabled():
+        if block_handler.now is None or not torch.is_grad_enabled():
             return self.compiled(*args, **kwargs)
         return self.block._call_impl(*args, **kwargs)  # noqa: SLF001  # hooks, then the forward
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
-
-
-def _handler() -> BlockHandler | None:
-    found: BlockHandler | None = getattr(_thread, "handler", None)
-    return found

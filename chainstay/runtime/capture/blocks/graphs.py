@@ -6,11 +6,9 @@ then compiled by the same settings, and compared with the compiled block.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -31,6 +29,7 @@ from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.capture.trials.equivalence import Trial
 from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.thread_value import ThreadValue
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +54,9 @@ class BlockGraph:
 
 BlockRunner = Callable[[BlockGraph, tuple[Any, ...]], Sequence[Any]]
 """Runs a block's graph on its inputs; gives its outputs."""
+
+_runner: Final = ThreadValue[BlockRunner | None](None)
+"""Runs the blocks of a thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +99,7 @@ class BlockGraphs:
         key = (type(call.model), call.function, compiler is not None)
         if key not in self.captures:
             self.captures[key] = GraphCapture(call.function, GraphForward.if_trained, call.name)
-        with _running(runner):
+        with _runner.set_to(runner):
             try:
                 return self.captures[key].run(call.model, *args, **kwargs)
             except NotRunError:
@@ -129,25 +131,8 @@ class BlockGraphs:
         graph = BlockGraph(key, chain, is_compiled=compiler is not None)
 
         def run(*inputs: Any) -> Sequence[Any]:
-            return _current()(graph, inputs)
+            runner = _runner.now
+            assert runner is not None, "`call` has set it"
+            return runner(graph, inputs)
 
         return run
-
-
-_thread = threading.local()
-
-
-@contextmanager
-def _running(runner: BlockRunner) -> Iterator[None]:
-    """Inside, this thread's blocks are run by `runner`."""
-    before = getattr(_thread, "runner", None)
-    _thread.runner = runner
-    try:
-        yield
-    finally:
-        _thread.runner = before
-
-
-def _current() -> BlockRunner:
-    runner: BlockRunner = _thread.runner
-    return runner

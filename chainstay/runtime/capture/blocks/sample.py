@@ -34,11 +34,11 @@ from chainstay.runtime.capture.blocks.calls import (
     require_not_checkpointed,
 )
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
-from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
+from chainstay.runtime.capture.blocks.entrances import block_handler, entered, run_plainly
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.cuts.stage_names import container_of
-from chainstay.runtime.capture.dynamo import NothingToPlanError
+from chainstay.runtime.capture.dynamo import NothingToPlanError, wants_gradients
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.trials.compiled_calls import require_uncompiled_inside
 from chainstay.runtime.devices.autocast import Autocast
@@ -86,7 +86,9 @@ def sample_blocks(
     unfit: dict[str, str] = {}
     trained: list[bool] = []
     with host.fresh() as (model, run), dropping():
-        recorded = record_calls(model, lambda: trained.append(_has_gradient(run())))
+        recorded = record_calls(
+            model, lambda: trained.append(wants_gradients(output_leaves(run())))
+        )
     while True:
         chosen = choose_calls(recorded, unfit)
         if len(chosen) < 2:
@@ -108,7 +110,7 @@ def sample_blocks(
             sampler = _Sampler(
                 graphs, names, sharded=host.is_sharded, written=host.written_of(model)
             )
-            with entered(names), handed_to(sampler.called):
+            with entered(names), block_handler.set_to(sampler.called):
                 try:
                     run()
                 except Exception:
@@ -120,11 +122,6 @@ def sample_blocks(
                 chain, sample = sampler.assembled(name, held)
                 return replace(chain, uncalled=_uncalled(host, recorded)), sample
             unfit.update(sampler.unfit)
-
-
-def _has_gradient(output: object) -> bool:
-    leaves = output_leaves(output)
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _reasons(unfit: Mapping[str, str]) -> str:
@@ -164,7 +161,7 @@ def blocks_run_by(
         return graphs.call(block, (args, kwargs), runner)
 
     names = dict.fromkeys(stage.name for stage in chain.stages)
-    with entered(map(model.get_submodule, names)), handed_to(handler):
+    with entered(map(model.get_submodule, names)), block_handler.set_to(handler):
         yield
 
 

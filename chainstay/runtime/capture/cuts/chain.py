@@ -109,6 +109,12 @@ class GraphStages:
     state_inputs: tuple[int, ...]
     output: tuple[Position | object, ...]
 
+    @property
+    def shared_names(self) -> tuple[str, ...]:
+        """The names of the shared values in messages."""
+        names = [given.name for given in self.inputs]
+        return (*names, *(value.name for value in self.shared[len(names) :]))
+
     def begin(self, inputs: Sequence[Any]) -> tuple[State, tuple[Any, ...]]:
         """Return all first states in one, and the shared values, from the graph's inputs."""
         given = (*inputs, *self.constants)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -73,6 +73,17 @@ class CutGraph:
                 wanted += [user for user in node.users if user in crossings.movable]
         return with_makers(wanted, crossings.movable, observed)
 
+    @cached_property
+    def shared(self) -> Mapping[fx.Node, int]:
+        """Positions of shared values: inputs, and those made early and used later."""
+        made = (
+            node
+            for node in self.crossings.operators
+            if node in self.early and not self.early.issuperset(node.users)
+        )
+        nodes = (*self.captured.placeholders, *made)
+        return {node: index for index, node in enumerate(nodes)}
+
     def ranges(self, operators: Sequence[fx.Node], places: Sequence[int]) -> list[list[fx.Node]]:
         """Return the operators of each stage: those between two places that are not made early."""
         return [
@@ -80,25 +91,11 @@ class CutGraph:
             for before, after in pairwise(places)
         ]
 
-    def shared(self, ranges: Iterable[Sequence[fx.Node]]) -> dict[fx.Node, int]:
-        """Return the positions of shared values: inputs, and those made early and used later."""
-        users = {node for nodes in ranges for node in nodes} | {self.captured.graph.output_node()}
-        made = (
-            node
-            for node in self.crossings.operators
-            if node in self.early and users.intersection(node.users)
-        )
-        nodes = (*self.captured.placeholders, *made)
-        return {node: index for index, node in enumerate(nodes)}
-
     def stages(
-        self,
-        ranges: Sequence[Sequence[fx.Node]],
-        states: Sequence[Sequence[fx.Node]],
-        shared: Mapping[fx.Node, int],
+        self, ranges: Sequence[Sequence[fx.Node]], states: Sequence[Sequence[fx.Node]]
     ) -> list[GraphStage]:
         """Return one stage per range of operators, between two states each."""
-        observed = self.observed
+        observed, shared = self.observed, self.shared
         stages: list[GraphStage] = []
         read: set[int] = set()
         for name, nodes, (before, after) in zip(
@@ -135,14 +132,17 @@ class CutGraph:
             read.update(program.shared)
         return stages
 
-    def prologue(self, shared: Mapping[fx.Node, int]) -> Program:
+    def prologue(self) -> Program:
         """Return the program that makes the values that are made early."""
         nodes = [node for node in self.crossings.operators if node in self.early]
-        results = list(shared)[len(self.captured.inputs) :]
-        return compile_program(self.captured.modules, nodes, (), shared, results)
+        results = list(self.shared)[len(self.captured.inputs) :]
+        return compile_program(self.captured.modules, nodes, (), self.shared, results)
 
-    def shared_value(self, node: fx.Node) -> SharedValue:
-        """Return `node` as a shared value."""
+    def shared_values(self) -> tuple[SharedValue, ...]:
+        """Return the shared values in order."""
+        return tuple(map(self._shared_value, self.shared))
+
+    def _shared_value(self, node: fx.Node) -> SharedValue:
         tensor, storages = self.observed[node].tensor, self.observed[node].storages
         return SharedValue(
             name=node.name,
@@ -150,17 +150,15 @@ class CutGraph:
             is_external=self.observed.external.issuperset(storages),
         )
 
-    def output(
-        self, state: Sequence[fx.Node], shared: Mapping[fx.Node, int]
-    ) -> tuple[Position | object, ...]:
-        """Return the place of each output when the stages have run."""
+    def output(self, state: Sequence[fx.Node]) -> tuple[Position | object, ...]:
+        """Return the place of each output when the stages have run, and `state` is the last."""
 
         def position(leaf: object) -> Position | object:
             if not isinstance(leaf, fx.Node):
                 return leaf
             if leaf in state:
                 return Position(state.index(leaf), is_shared=False)
-            return Position(shared[leaf], is_shared=True)
+            return Position(self.shared[leaf], is_shared=True)
 
         return tuple(map(position, self.captured.output))
 
@@ -194,16 +192,18 @@ def cut_into_chain(
     """
     crossings = find_crossings(observed)
     _require_tensors(crossings)
-    between_blocks = choose_cuts(crossings, "blocks", blocks)
+    forbidden = forbidden_places(crossings)
+    with_counters = forbidden_places(crossings, with_counters=True)
+    between_blocks = choose_cuts(crossings, forbidden, "blocks", blocks)
 
     def chain_at(cuts: tuple[int, ...]) -> GraphChain:
         chain = _assemble(CutGraph(crossings, cuts))
         borders = (index for index, cut in enumerate(cuts, 1) if cut in between_blocks)
         return replace(chain, borders=(0, *borders, len(chain.stages)))
 
-    chain = as_join = chain_at(choose_cuts(crossings, granularity, blocks))
-    if forbidden_places(crossings, with_counters=True) != forbidden_places(crossings):
-        as_join = chain_at(choose_cuts(crossings, granularity, blocks, with_counters=True))
+    chain = as_join = chain_at(choose_cuts(crossings, forbidden, granularity, blocks))
+    if with_counters != forbidden:
+        as_join = chain_at(choose_cuts(crossings, with_counters, granularity, blocks))
     refusal = _refusal_as_join(crossings)
     return replace(chain, not_a_join=refusal) if refusal else as_join
 
@@ -243,16 +243,15 @@ def _assemble(cut: CutGraph) -> GraphChain:
     crossings, captured = cut.crossings, cut.captured
     ranges = cut.ranges(crossings.operators, cut.places)
     states = [crossings.at(place) for place in cut.places]
-    shared = cut.shared(ranges)
     return GraphChain(
         name=cut.observed.name,
-        stages=tuple(cut.stages(ranges, states, shared)),
+        stages=tuple(cut.stages(ranges, states)),
         boundaries=tuple(tuple(map(cut.value, state)) for state in states),
         inputs=captured.inputs,
         constants=captured.constants,
-        shared=tuple(map(cut.shared_value, shared)),
-        prologue=cut.prologue(shared),
-        state_inputs=tuple(shared[node] for node in states[0]),
-        output=cut.output(states[-1], shared),
+        shared=cut.shared_values(),
+        prologue=cut.prologue(),
+        state_inputs=tuple(cut.shared[node] for node in states[0]),
+        output=cut.output(states[-1]),
         cuts=tuple(place - len(cut.observed.numbers) for place in cut.cuts),
     )

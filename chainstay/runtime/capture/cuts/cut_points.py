@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from torch import fx
 
-from chainstay.runtime.capture.cuts.crossings import Crossings, forbidden_places
+from chainstay.runtime.capture.cuts.crossings import Crossings
 from chainstay.runtime.capture.cuts.stage_names import block_of
 from chainstay.runtime.capture.operators import ObservedGraph
 
@@ -51,19 +51,14 @@ class _CutPlace:
 
 
 def choose_cuts(
-    crossings: Crossings,
-    granularity: Granularity,
-    blocks: frozenset[str],
-    *,
-    with_counters: bool = False,
+    crossings: Crossings, forbidden: set[int], granularity: Granularity, blocks: frozenset[str]
 ) -> tuple[int, ...]:
-    """Return the places of the cuts, in order; `with_counters` is as for `forbidden_places`.
+    """Return the places of the cuts, in order; none of them is `forbidden`.
 
     With ``"fine"`` these are all good cuts; with ``"blocks"``, those of them between two of the
     `blocks`, children of the model's lists of layers. With a number, stages with least saved bytes
     are joined until there are no more than so many.
     """
-    forbidden = forbidden_places(crossings, with_counters=with_counters)
     places = _allowed_places(crossings, forbidden)
     count = len(crossings.operators)
 

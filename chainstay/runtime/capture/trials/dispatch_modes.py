@@ -7,7 +7,6 @@ results are refused, as transforms of torch.func are.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -21,15 +20,10 @@ from torch.utils._python_dispatch import (
 )
 
 from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.devices.thread_value import ThreadValue
 
-
-class _SetAside(threading.local):
-    """The modes of a thread that are set aside."""
-
-    modes: tuple[TorchDispatchMode, ...] = ()
-
-
-set_aside: Final = _SetAside()
+set_aside: Final = ThreadValue[tuple[TorchDispatchMode, ...]](())
+"""The modes that are set aside."""
 
 
 @contextmanager
@@ -39,32 +33,21 @@ def modes_set_aside() -> Iterator[None]:
         yield
         return
     active = [mode for mode in _get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
-    with _aside((*set_aside.modes, *active)), _switched(active, on=False):
+    with set_aside.set_to((*set_aside.now, *active)), _switched(active, on=False):
         yield
 
 
 @contextmanager
 def without_modes() -> Iterator[None]:
     """Inside, no mode of the user's sees anything."""
-    with modes_set_aside(), _aside(()):
+    with modes_set_aside(), set_aside.set_to(()):
         yield
 
 
 def in_modes(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Call `function` in the modes that were set aside."""
-    modes = set_aside.modes
-    with _aside(()), _switched(modes, on=True):
+    with _switched(set_aside.now, on=True), set_aside.set_to(()):
         return function(*args)
-
-
-@contextmanager
-def _aside(modes: tuple[TorchDispatchMode, ...]) -> Iterator[None]:
-    """Inside, just these modes are set aside."""
-    before, set_aside.modes = set_aside.modes, modes
-    try:
-        yield
-    finally:
-        set_aside.modes = before
 
 
 @contextmanager

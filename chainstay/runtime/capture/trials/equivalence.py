@@ -129,9 +129,7 @@ class Trial:
 
     def _compared(self) -> tuple[_Outcome, str | None]:
         """Return what the model gave, and the first difference in words, if there is any."""
-        of_model, of_graph = self._stand_ins()
-        expected = self._run_model(of_model, dropping())
-        found = self._run_graph(of_graph, dropping())
+        expected, found = self._run_model(dropping()), self._run_graph(dropping())
         expected.pair_with(found)
         difference = next(_differences(expected, found), None)
         if difference is None and (
@@ -140,24 +138,12 @@ class Trial:
             difference = next(self._differing_gradients(), None)
         return expected, difference
 
-    def _stand_ins(self) -> tuple[StandIns, StandIns]:
-        """Return stand-ins for the model and for the graph: the same but for what is changed."""
-        of_model, of_graph = StandIns(self.written), StandIns(self.written)
-        of_graph.of_all(self.inputs)
-        of_model.known = {
-            key: pair for key, pair in of_graph.known.items() if key not in self.written
-        }
-        of_model.leaves = {**of_graph.leaves}
-        of_model.of_all(self.inputs)
-        return of_model, of_graph
-
     def _run_model(
-        self,
-        stand_ins: StandIns,
-        hooks: AbstractContextManager[object],
-        log: AbstractContextManager[object] = _UNLOGGED,
+        self, hooks: AbstractContextManager[object], log: AbstractContextManager[object] = _UNLOGGED
     ) -> _Outcome:
         """Run a shadow of the model, which leaves no trace."""
+        stand_ins = StandIns(self.written)
+        stand_ins.of_all(self.inputs)
         shadow = self.call.of_shadow(stand_ins)
         parameters = (value for value in self.inputs if isinstance(value, nn.Parameter))
         constant = (value for value in parameters if id(value) not in self.written)
@@ -176,16 +162,15 @@ class Trial:
         return outcome
 
     def _run_graph(
-        self,
-        stand_ins: StandIns,
-        hooks: AbstractContextManager[object],
-        log: AbstractContextManager[object] = _UNLOGGED,
+        self, hooks: AbstractContextManager[object], log: AbstractContextManager[object] = _UNLOGGED
     ) -> _Outcome:
         """Run the graph of a model that has just run by itself."""
+        stand_ins = StandIns(self.written)
+        inputs = stand_ins.of_all(self.inputs)
         with world_kept((), self.device), torch.enable_grad(), hooks:
             try:
                 with log:
-                    leaves = list(self.graph(*stand_ins.of_all(self.inputs)))
+                    leaves = list(self.graph(*inputs))
             except (torch.OutOfMemoryError, ChainstayError):
                 raise  # tell their own story
             except Exception as failure:  # an operator's, which the model may catch
@@ -209,23 +194,21 @@ class Trial:
         pairs = [(expected.get(key), found.get(key)) for key in expected | found]
         indices = [n for n, (old, new) in enumerate(pairs) if not _is_same(old, new)]
         if indices and any(self._differs_from_itself(expected) for _ in range(_REPEATS)):
-            with other_bits_accepted(wanted=True):
+            with other_bits_accepted.set_to(value=True):
                 indices = [n for n in indices if not _is_same(*pairs[n])]
         for index in indices:
             yield f"gradient {index} of its parameters is another one"
 
     def _differs_from_itself(self, expected: _Gradients) -> bool:
         """Whether the model has other gradients when it runs again; its stand-ins are new then."""
-        of_model, _ = self._stand_ins()
-        again = self._gradients_behind(self._run_model(of_model, copies_kept()))
+        again = self._gradients_behind(self._run_model(copies_kept()))
         return not all(map(_is_same, expected.values(), again.values()))
 
     def _gradients(self) -> tuple[_Gradients, _Gradients]:
         """Return the gradients of the model, and those of the graph, made one after the other."""
-        of_model, of_graph = self._stand_ins()
-        expected = self._run_model(of_model, copies_kept())
+        expected = self._run_model(copies_kept())
         gradients = self._gradients_behind(expected)
-        found = self._run_graph(of_graph, copies_kept())
+        found = self._run_graph(copies_kept())
         expected.pair_with(found)
         return gradients, self._gradients_behind(found)
 
@@ -257,11 +240,9 @@ class Trial:
                 f"than the same operators ({difference}); {remedy}"
             )
         model, graph, again = OperatorLog(), OperatorLog(), OperatorLog()
-        of_model, of_graph = self._stand_ins()
-        self._run_model(of_model, dropping(), model)
-        self._run_graph(of_graph, dropping(), graph)
-        of_model, _ = self._stand_ins()
-        self._run_model(of_model, dropping(), again)
+        self._run_model(dropping(), model)
+        self._run_graph(dropping(), graph)
+        self._run_model(dropping(), again)
         name = self.call.name
         if (differing := first_difference(model, again)) is not None:
             return NotTheModelError(

@@ -99,24 +99,21 @@ def shadow_of(model: nn.Module, stand_ins: StandIns) -> nn.Module:
             share their memory.
     """
     memo = stand_ins.memo()
-    modules = list(model.modules())
-    for module in modules:
-        if not isinstance(module, torch.jit.ScriptModule):
-            memo[id(module)] = object.__new__(type(module))
-    for module in modules:
+    modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+    memo.update((id(module), object.__new__(type(module))) for module in modules)
+    for module in model.modules():
         for parameter in module.parameters(recurse=False):
             memo[id(parameter)] = stand_ins.of(parameter)
         for buffer in module.buffers(recurse=False):
             memo.setdefault(id(buffer), buffer.detach().clone())
     for module in modules:
-        if not isinstance(module, torch.jit.ScriptModule):
-            attributes = {**vars(module), **_replaced(module)}
-            own = memo[id(module)].__dict__
-            own.update(
-                (name, _copied(value, memo))
-                for name, value in attributes.items()
-                if value is not _ABSENT
-            )
+        attributes = {**vars(module), **_replaced(module)}
+        own = memo[id(module)].__dict__
+        own.update(
+            (name, _copied(value, memo))
+            for name, value in attributes.items()
+            if value is not _ABSENT
+        )
     shadow: nn.Module = memo[id(model)] if id(model) in memo else copy.deepcopy(model)
     return shadow
 

@@ -3,6 +3,5 @@
 ================  ===================================================
 `conditions`      questions of yes or no to values in the arguments
 `constant_masks`  masks that hide nothing, and are left out
-`host_values`     values that are computed on an accelerator's host
 ================  ===================================================
 """

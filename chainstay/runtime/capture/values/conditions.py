@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 
 from chainstay.runtime.capture.subgraphs import example_of, subgraph, values_read
 from chainstay.runtime.capture.values.constant_masks import steady_operators_behind
+from chainstay.runtime.devices.thread_value import ThreadValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +99,8 @@ def _columns(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor == torch.arange(tensor.shape[1], device=tensor.device)).all()
 
 
-class _Present(threading.local):
-    """The inquiry of the trace that is made in a thread."""
-
-    inquiry: Inquiry | None = None
-
-
-_present: Final = _Present()
-
-
-def present_inquiry() -> Inquiry:
-    """Return what the trace that is made in this thread asks of values."""
-    return _present.inquiry or Inquiry()
+inquiry: Final = ThreadValue(Inquiry())
+"""What the trace that is made in a thread asks of values; outside of all traces nothing."""
 
 
 @contextmanager
@@ -119,7 +109,6 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     from torch._dynamo import symbolic_convert  # noqa: PLC0415  # takes more than a second
     from torch._dynamo.variables import TensorVariable  # noqa: PLC0415  # likewise
 
-    before, _present.inquiry = _present.inquiry, Inquiry(tensors)
     read: Callable[..., Any] = TensorVariable.method_item
 
     def method_item(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,19 +122,16 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
         return jump_by_value
 
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(patch.object(TensorVariable, "method_item", method_item))
-            pending: list[Any] = [symbolic_convert.InstructionTranslatorBase]
-            for translator in pending:  # grows meanwhile
-                pending += translator.__subclasses__()
-                table = list(translator.dispatch_table)
-                for number in _JUMPS:
-                    table[number] = looking(table[number])
-                stack.enter_context(patch.object(translator, "dispatch_table", table))
-            yield
-    finally:
-        _present.inquiry = before  # this one holds the tensors
+    with inquiry.set_to(Inquiry(tensors)), ExitStack() as stack:
+        stack.enter_context(patch.object(TensorVariable, "method_item", method_item))
+        pending: list[Any] = [symbolic_convert.InstructionTranslatorBase]
+        for translator in pending:  # grows meanwhile
+            pending += translator.__subclasses__()
+            table = list(translator.dispatch_table)
+            for number in _JUMPS:
+                table[number] = looking(table[number])
+            stack.enter_context(patch.object(translator, "dispatch_table", table))
+        yield
 
 
 _JUMPS: Final = tuple(
@@ -160,9 +146,9 @@ def _looked_up(variable: Any) -> Any:
     """Return TorchDynamo's constant for a value of yes or no that can be looked up, else None."""
     from torch._dynamo.variables import ConstantVariable  # noqa: PLC0415  # takes more than a second
 
-    inquiry = present_inquiry()
-    condition = _condition(variable.as_proxy().node, inquiry.places) if inquiry.tensors else None
-    answer = None if condition is None else inquiry.holds(condition)
+    present = inquiry.now
+    condition = _condition(variable.as_proxy().node, present.places) if present.tensors else None
+    answer = None if condition is None else present.holds(condition)
     return None if answer is None else ConstantVariable.create(answer)
 
 

@@ -31,6 +31,7 @@ from chainstay.runtime.capture.subgraphs import (
     called_name,
     example_of,
     subgraph,
+    tags_of,
     values_read,
 )
 
@@ -47,7 +48,6 @@ _ASSIGNING: Final = frozenset(
         *(operator.iand, operator.ior, operator.ixor),
     )
 )
-_RANDOM: Final = ("rand", "bernoulli", "multinomial", "normal", "dropout", "exponential", "poisson")
 
 
 def constant_masks_left_out(
@@ -200,7 +200,7 @@ def steady_operators_behind(
         node = pending.pop()
         if node in inputs:
             continue
-        if node.op not in ("call_function", "call_method") or _is_unsteady(node):
+        if node.op not in ("call_function", "call_method") or _changes(node) or _draws(node):
             return None
         example = example_of(node)
         if example is not None and is_functorch_wrapped_tensor(example):
@@ -208,7 +208,7 @@ def steady_operators_behind(
         new = [given for given in node.all_input_nodes if given not in found]
         found.update(new)
         pending += new
-    changing = (node for node in value.graph.nodes if _is_unsteady(node))
+    changing = (node for node in value.graph.nodes if _changes(node))
     changed = {read for node in changing for read in node.all_input_nodes}
     if changed & found or _storages(changed) & _storages(found):
         return None
@@ -223,11 +223,19 @@ def _storages(nodes: Iterable[fx.Node]) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in strided}  # noqa: SLF001  # its identity
 
 
-def _is_unsteady(node: fx.Node) -> bool:
-    """Whether an operator changes a tensor in place, or draws random numbers."""
+def _changes(node: fx.Node) -> bool:
+    """Whether an operator may change a tensor in place."""
     target = node.target
     name = called_name(node)
     is_operator = getattr(operator, name, None) is target  # `and_`, say
     in_place = name.endswith("_") and not (name.endswith("__") or is_operator)
-    assigns = target in _ASSIGNING or "out" in node.kwargs
-    return in_place or assigns or any(word in name for word in _RANDOM)
+    is_functional = getattr(target, "__module__", "") == functional.__name__
+    flags = [node.kwargs.get("inplace"), *(node.args if is_functional else ())]
+    is_asked = any(flag is True for flag in flags)
+    return in_place or is_asked or target in _ASSIGNING or "out" in node.kwargs
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether an operator may draw random numbers."""
+    name = called_name(node)
+    return "dropout" in name or torch.Tag.nondeterministic_seeded in tags_of(name)

@@ -14,7 +14,7 @@ from chainstay.runtime.capture.blocks.sample import blocks_run_by, sample_blocks
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
-from chainstay.runtime.devices.sharding import gathered, run_alone
+from chainstay.runtime.devices.sharding import gathered, runs_alone
 from chainstay.runtime.execute.block_executor import BlockSchedule
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_account import BlockAccountant, standing_bytes_of
@@ -124,7 +124,7 @@ def measure_blocks(
         UnsupportedModelError: The backward does not go through the blocks in turn.
     """
     device, model = around.device, around.host.model
-    with progress_bar(wanted=progress) as bar, measuring(device), run_alone():
+    with progress_bar(wanted=progress) as bar, measuring(device), runs_alone.set_to(value=True):
         stages = around.chain.chain_stages
         autocast = Autocast.now(device)
         subjects = partial(_subjects, stages, around, bar)
