@@ -17,8 +17,13 @@ from chainstay.errors import (
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
-from chainstay.problems.offload import TransferProblem
+from chainstay.problems.offload import (
+    OffloadClaim,
+    TransferProblem,
+    transfer_contradiction_error,
+)
 from chainstay.profiles import Link
+from chainstay.timetable import Time
 from chainstay.units import parse_bytes
 
 MEASURED_PROFILE: Final = "a ChainProfile; of a measured chain, pass measured.profile"
@@ -43,6 +48,18 @@ class IntegerProgramMethod:
 
     def __str__(self) -> str:
         return str(self.settings).removesuffix(f", {self.settings.discards})") + ")"
+
+    def require_not_below(
+        self, bound: Time, problem: TransferProblem, found: OffloadClaim, known: OffloadClaim
+    ) -> None:
+        """Refuse a bound of the solver, with its claim, above the makespan of a known schedule.
+
+        Raises:
+            CertificateError: It is.
+        """
+        if bound > known.makespan:
+            reason = f"{self} says that nothing is faster than {bound}, yet {known.makespan} is"
+            raise transfer_contradiction_error(reason, problem, {str(self): found, "known": known})
 
 
 def limited_link(link: object, host_budget: int | str | None) -> Link:
