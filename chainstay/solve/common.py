@@ -78,7 +78,7 @@ def limited_link(link: object, host_budget: int | str | None) -> Link:
         raise InvalidBudgetError(
             f"host_budget is {host_budget!r}; write whole bytes, '8GiB', or None for no limit"
         )
-    return replace(link, capacity=size if link.capacity is None else min(size, link.capacity))
+    return link.within(size)
 
 
 def require_profile(profile: object, kinds: type | UnionType, needed: str) -> None:
