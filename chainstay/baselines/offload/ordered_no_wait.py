@@ -14,10 +14,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from chainstay.problems.offload import OffloadProblem
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Schedule
 from chainstay.timetable import Time, exact, sorted_by_start
 
 
@@ -111,13 +111,13 @@ class OrderedNoWait:
         (forward, backward), end = halves, self._glued(*halves, chosen)
         order = self._order(chosen)
         starts = (*forward.starts, *(end - tick for tick in reversed(backward.ends)))
-        transfers: dict[Op, Time] = {}
-        for j, start in zip(order, forward.move_starts, strict=True):
-            transfers[Op(_OFFLOAD, j)] = start
+        transfers = {
+            Item("a", j).offload: start for j, start in zip(order, forward.move_starts, strict=True)
+        }
         for j, stop in reversed(list(zip(order, backward.move_ends, strict=True))):
-            transfers[Op(_PREFETCH, j)] = end - stop
+            transfers[Item("a", j).prefetch] = end - stop
         makespan = exact(Fraction(end, self.problem.link.ticks))
-        return OrderedPlan(makespan, Schedule(sorted_by_start(starts, transfers)))
+        return OrderedPlan(makespan, sorted_by_start(starts, transfers))
 
     def _order(self, chosen: Collection[int]) -> list[int]:
         return sorted(j for j in chosen if self.sizes[j])
@@ -181,7 +181,3 @@ class OrderedNoWait:
         for j, back in zip(self._order(chosen), backward.move_ends, strict=True):
             end = max(end, forward.ends[j] + back)
         return end
-
-
-_OFFLOAD: Final = OpKind.OFFLOAD_ACTIVATION
-_PREFETCH: Final = OpKind.PREFETCH_ACTIVATION

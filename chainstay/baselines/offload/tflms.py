@@ -12,8 +12,8 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait, OrderedPlan
-from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.timetable import Time, exact, sorted_by_start
+from chainstay.schedule import Item
+from chainstay.timetable import exact, sorted_by_start
 
 _FINE: Final = 24
 """Up to so many counts and steps ahead all are tried; beyond, in steps that grow by a half."""
@@ -68,10 +68,10 @@ def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> OrderedPlan | 
         now += ordered.times[1][i]
     if not _fits(ordered, starts, offloads, prefetches):
         return None
-    transfers: dict[Op, Time] = {Op(OpKind.OFFLOAD_ACTIVATION, j): t for j, t in offloads.items()}
-    transfers |= {Op(OpKind.PREFETCH_ACTIVATION, j): t for j, t in prefetches.items()}
+    transfers = {Item("a", j).offload: t for j, t in offloads.items()}
+    transfers |= {Item("a", j).prefetch: t for j, t in prefetches.items()}
     makespan = exact(Fraction(now, ordered.problem.link.ticks))
-    return OrderedPlan(makespan, Schedule(sorted_by_start(tuple(starts), transfers)))
+    return OrderedPlan(makespan, sorted_by_start(starts, transfers))
 
 
 def _fits(
