@@ -10,7 +10,7 @@ from chainstay.formulations import CPSAT
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import OffloadProblem
 from chainstay.profiles import OffloadProfile
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, Schedule
 from chainstay.solve.hybrid_exact import IntegerProgramHybrid
 from chainstay.solve.hybrid_pofo import (
     Pofo,
@@ -123,5 +123,5 @@ def _as_saved(op: Op) -> Op:
     """Return the operation for a chain, in which activation ``x_j`` is saved by stage j - 1."""
     if not op.kind.is_transfer or op.stage == 0:
         return op
-    is_offload = op.kind is OpKind.OFFLOAD_ACTIVATION
-    return Op(OpKind.OFFLOAD_SAVED if is_offload else OpKind.PREFETCH_SAVED, op.stage - 1)
+    saved = Item("b", op.stage - 1)
+    return saved.offload if op.kind.is_offload else saved.prefetch

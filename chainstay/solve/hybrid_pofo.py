@@ -15,7 +15,7 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, Solver
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.profiles import Link
-from chainstay.schedule import Item, OpKind, Schedule
+from chainstay.schedule import OpKind, Schedule
 from chainstay.solution import Family
 from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
 from chainstay.timetable import Time, Transfers, exact
@@ -192,7 +192,7 @@ def _moved_bytes(problem: HybridProblem, plan: SlotPlan) -> int:
 
 def _with_moves(plan: SlotPlan) -> Schedule:
     """Return a plan as a schedule: its offloads first, then its computations."""
-    moves = (Item(*item).offload for item in sorted(plan.moved))
+    moves = (item.offload for item in sorted(plan.moved))
     return Schedule((*moves, *plan.ops))
 
 

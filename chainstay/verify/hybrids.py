@@ -141,7 +141,7 @@ def _fractional_contradiction(problem: HybridProblem, solution: HybridSolution) 
     starts, loss = solution.timetable.starts, problem.profile.stages[-1]
     is_plan = all(
         move.end <= starts[turn]
-        if move.op.kind in (OpKind.OFFLOAD_ACTIVATION, OpKind.OFFLOAD_SAVED)
+        if move.op.kind.is_offload
         else move.start >= starts[turn - 1] + loss.forward_time
         for move in solution.timetable.moves
     )
