@@ -24,7 +24,7 @@ from chainstay.problems.offload import (
 )
 from chainstay.profiles import Link
 from chainstay.timetable import Time
-from chainstay.units import parse_bytes
+from chainstay.units import parse_bytes, whole_number
 
 MEASURED_PROFILE: Final = "a ChainProfile; of a measured chain, pass measured.profile"
 """The kind that the profile of a chain must have, for people."""
@@ -73,8 +73,8 @@ def limited_link(link: object, host_budget: int | str | None) -> Link:
         raise InvalidProfileError(f"link is {link!r}, must be a Link, as in Link(bandwidth=16)")
     if host_budget is None:
         return link
-    size = parse_bytes(host_budget) if isinstance(host_budget, str) else host_budget
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+    size = parse_bytes(host_budget) if isinstance(host_budget, str) else whole_number(host_budget)
+    if size is None or size < 0:
         raise InvalidBudgetError(
             f"host_budget is {host_budget!r}; write whole bytes, '8GiB', or None for no limit"
         )
