@@ -363,7 +363,7 @@ def test_a_file_that_cannot_be_replaced_is_told_of(monkeypatch: pytest.MonkeyPat
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output_files, "write_bytes", full)
+    monkeypatch.setattr(output_files, "write_file", full)
     result = chainstay("plan", "chain.json", "-b", "80%")
     assert result.exit_code == 2
     assert "plan.json cannot be written: No space left on device" in " ".join(result.stderr.split())
