@@ -18,7 +18,7 @@ from torch import nn
 
 from chainstay.errors import InvalidPlanError, PlanMismatchError
 from chainstay.fitting.fingerprints import fingerprint_of
-from chainstay.fitting.fitted import Fitted, fitted_of, require_fitted
+from chainstay.fitting.fitted import Fitted, require_fitted
 from chainstay.fitting.front import require_model
 from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
@@ -192,11 +192,8 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
         bit_for_bit=bit_for_bit,
         progress=False,
     )
-    before = fitted_of(model)
     fitted = Fitted(model, settings, _AppliedPlan(known, limit))
     fitted.plan_for(model, sample_args, dict(sample_kwargs or {}))
-    if before is not None:
-        before.close()
     fitted.install(model)
     return model
 
