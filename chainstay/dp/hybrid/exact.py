@@ -74,7 +74,6 @@ class Amounts:
     """A chain and a budget in units of data; shapes as in `ChainArrays`.
 
     Attributes:
-        unit: Bytes per unit, at most 1.
         time_unit: Time per unit.
         budget: Units of memory.
         activation: Units of ``a^i``.
@@ -84,7 +83,6 @@ class Amounts:
         options: By stage, the options that no other replaces.
     """
 
-    unit: Fraction
     time_unit: Fraction
     budget: int
     activation: tuple[int, ...]
@@ -121,7 +119,6 @@ class Amounts:
 
         states = range(len(profile) + 1)
         return cls(
-            unit=Fraction(1, scale),
             time_unit=Fraction(1, speed),
             budget=budget * scale,
             activation=tuple(profile.activation_bytes(i) * scale for i in states),
