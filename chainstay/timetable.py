@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from chainstay.schedule import Op, Schedule
 
@@ -76,6 +76,13 @@ class Timetable:
         for move in self.moves:
             first.setdefault(move.op, move.start)
         return sorted_by_start(self.starts, first)
+
+
+class TimedSchedule(NamedTuple):
+    """A schedule and its makespan, in ns."""
+
+    makespan: Time
+    schedule: Schedule
 
 
 def computations(stages: int) -> tuple[Op, ...]:

@@ -19,8 +19,7 @@ from chainstay.solve.hybrid_pofo import (
     unproved_claim,
 )
 from chainstay.solve.offload_heuristics import Heuristics
-from chainstay.solve.whole_transfers import TimedSchedule
-from chainstay.timetable import Transfers
+from chainstay.timetable import TimedSchedule, Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 
 _log = logging.getLogger(__name__)

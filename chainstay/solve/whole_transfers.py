@@ -19,17 +19,9 @@ from chainstay.errors import InvalidScheduleError
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Item, Op, OpKind, Schedule
-from chainstay.timetable import Time, sorted_by_start
+from chainstay.timetable import Time, TimedSchedule, sorted_by_start
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
-
-
-class TimedSchedule(NamedTuple):
-    """A schedule and its makespan in the simulator."""
-
-    makespan: Time
-    schedule: Schedule
-
 
 _Choice: TypeAlias = frozenset[Item]
 """The items that move."""

@@ -11,9 +11,9 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait, OrderedPlan
+from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
 from chainstay.schedule import Item
-from chainstay.timetable import exact, sorted_by_start
+from chainstay.timetable import TimedSchedule, exact, sorted_by_start
 
 _FINE: Final = 24
 """Up to so many counts and steps ahead all are tried; beyond, in steps that grow by a half."""
@@ -31,14 +31,14 @@ class _Event(NamedTuple):
     size: int
 
 
-def tflms(ordered: OrderedNoWait) -> OrderedPlan | None:
+def tflms(ordered: OrderedNoWait) -> TimedSchedule | None:
     """Return the best plan of all settings that does not run out of memory."""
     counts, lookaheads = _spread(len(ordered.movable)), _spread(len(ordered.sizes))[1:]
     plans = (tflms_plan(ordered, count, ahead) for count in counts for ahead in lookaheads)
     return min(filter(None, plans), key=lambda plan: plan.makespan, default=None)
 
 
-def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> OrderedPlan | None:
+def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TimedSchedule | None:
     """Move the first `count` activations, each back `ahead` computations before its backward.
 
     Returns:
@@ -71,7 +71,7 @@ def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> OrderedPlan | 
     transfers = {Item("a", j).offload: t for j, t in offloads.items()}
     transfers |= {Item("a", j).prefetch: t for j, t in prefetches.items()}
     makespan = exact(Fraction(now, ordered.problem.link.ticks))
-    return OrderedPlan(makespan, sorted_by_start(starts, transfers))
+    return TimedSchedule(makespan, sorted_by_start(starts, transfers))
 
 
 def _fits(
