@@ -8,8 +8,9 @@ same stages, and lets it go by the schedule.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -17,13 +18,11 @@ from torch import nn
 
 from chainstay.errors import InvalidPlanError, PlanMismatchError
 from chainstay.fitting.fingerprints import fingerprint_of
-from chainstay.fitting.fitted import Fitted, fitted_of, require_fitted
+from chainstay.fitting.fitted import Fitted, require_fitted
 from chainstay.fitting.front import require_model
-from chainstay.fitting.option_choices import choices_of, chosen_options
 from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
-from chainstay.fitting.strategies.memory_options import MemoryOptions
-from chainstay.plans import Cut, Fingerprint, Plan, load_plan
+from chainstay.plans import Cut, Fingerprint, OptionChoice, Plan, load_plan
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, JoinProfile, OffloadProfile
@@ -37,15 +36,18 @@ from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import PlannedJoin
-from chainstay.runtime.joins.staged_join import parts_of, staged
+from chainstay.runtime.joins.staged_join import StagedJoin, parts_of, staged
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import unmeasured_blocks
+from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import effects_of, measuring
-from chainstay.runtime.measures.option_costs import restored_options
+from chainstay.runtime.measures.option_costs import ChosenOption, restored_options
+from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import SumLoss
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
+    StagedGraph,
     subject_of,
     unmeasured_graph,
 )
@@ -53,6 +55,7 @@ from chainstay.runtime.transfer import PlannedTransfers, engine_for, program_of
 
 Module = TypeVar("Module", bound=nn.Module)
 _Planned = TypeVar("_Planned", bound=Planned)
+_Staged = TypeVar("_Staged", StagedGraph, StagedJoin)
 
 
 def save_plan(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -115,7 +118,7 @@ def planned_as_plan(
         "model": name,
         "cut": Cut(by=_cut_of(planned), granularity=granularity),
         "fingerprint": fingerprint,
-        "choices": tuple(choices_of(planned)),
+        "choices": tuple(_choices_of(planned)),
         "plain_time": planned.plain_time,
         "plain_peak": planned.plain_peak,
     }
@@ -182,25 +185,16 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
     limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
     settings = PlannerSettings(
         budget=None,
-        memory=_ALL_OPTIONS,
         by="blocks" if known.cut is not None and known.cut.by == "blocks" else "graph",
         granularity=_granularity_of(known),
         on_new_shape=on_new_shape,
         bit_for_bit=bit_for_bit,
         progress=False,
     )
-    before = fitted_of(model)
     fitted = Fitted(model, settings, _AppliedPlan(known, limit))
     fitted.plan_for(model, sample_args, dict(sample_kwargs or {}))
-    if before is not None:
-        before.close()
     fitted.install(model)
     return model
-
-
-_ALL_OPTIONS = MemoryOptions(
-    recompute=True, offload=True, is_offload_asked=False, link=None, host_budget=None
-)
 
 
 def _granularity_of(plan: Plan) -> Granularity:
@@ -230,23 +224,36 @@ class _AppliedPlan:
         Raises:
             PlanMismatchError: The plan is for something else.
         """
-        plan = self.plan
+        plan, device = self.plan, call.device
         assert call.call is not None, "plans are applied to models"
-        self._require_model(call.call, call.device)
-        granularity = _granularity_of(plan)
-        blocks = repeated_blocks(call.call.model)
+        self._require_model(call.call, device)
         profile = _profile_of(plan)
+        granularity, blocks = _granularity_of(plan), repeated_blocks(call.call.model)
         if isinstance(profile, JoinProfile):
-            return self._measured(self._of_join(call, profile, granularity, blocks))
+            join = cut_into_join(call.observed, granularity, blocks)
+            with measuring(device):
+                parts = parts_of(join, call.inputs, _any_loss(profile.closing), device)
+                stages = staged(join, parts, effects_of(parts), join.shared_names)
+                stages = self._with_options(stages, call.call, parts, profile)
+            return self._measured(planned_join(stages, plan.solution, profile))
         graph = cut_into_chain(call.observed, granularity, blocks)
-        with measuring(call.device):
-            loss = _any_loss(profile)
-            subject = subject_of(graph, call.inputs, loss, call.device)
+        with measuring(device):
+            subject = subject_of(graph, call.inputs, _any_loss(profile), device)
             own = unmeasured_graph(graph, subject)
-            self._require_stages(call.call, call.device, own.chain.stages)
-            options = restored_options([subject], chosen_options(plan, profile), is_checked=True)
-        own = replace(own, chain=replace(own.chain, options=options))
-        return self._measured(own.planned(plan.solution, profile, self._transfers(call.device)))
+            own = self._with_options(own, call.call, [subject], profile)
+        return self._measured(own.planned(plan.solution, profile, self._transfers(device)))
+
+    def _with_options(
+        self,
+        own: _Staged,
+        call: Call,
+        subjects: Sequence[Subject],
+        profile: ChainProfile | JoinProfile,
+    ) -> _Staged:
+        """Return stages with the options of the plan; refuse others than it was made for."""
+        self._require_stages(call, own.chain.device, own.chain.stages)
+        options = restored_options(subjects, _chosen_options(self.plan, profile), is_checked=True)
+        return replace(own, chain=replace(own.chain, options=options))
 
     def _measured(self, planned: _Planned) -> _Planned:
         """Return `planned` with what was measured when the plan was made."""
@@ -258,25 +265,6 @@ class _AppliedPlan:
             plain_peak=plan.plain_peak,
         )
 
-    def _of_join(
-        self,
-        call: GraphCall,
-        profile: JoinProfile,
-        granularity: Granularity,
-        blocks: frozenset[str],
-    ) -> PlannedJoin:
-        plan = self.plan
-        assert call.call is not None, "plans are applied to models"
-        join = cut_into_join(call.observed, granularity, blocks)
-        with measuring(call.device):
-            loss = _any_loss(profile.closing)
-            parts = parts_of(join, call.inputs, loss, call.device)
-            own = staged(join, parts, effects_of(parts), join.shared_names)
-            self._require_stages(call.call, call.device, own.chain.stages)
-            options = restored_options(parts, chosen_options(plan, profile), is_checked=True)
-        own = replace(own, chain=replace(own.chain, options=options))
-        return planned_join(join, own, plan.solution, profile)
-
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:  # noqa: ARG002  # as `PlanMaker`
         """Apply the plan to the blocks of a model; see `PlanMaker`.
 
@@ -286,7 +274,7 @@ class _AppliedPlan:
         plan, device, call = self.plan, around.device, around.host.call
         self._require_model(call, device)
         self._require_stages(call, device, around.chain.chain_stages)
-        chain = unmeasured_blocks(around, chosen_options(plan, plan.stages))
+        chain = unmeasured_blocks(around, _chosen_options(plan, plan.stages))
         schedule = BlockSchedule.from_schedule(around.chain, chain, plan.solution.schedule)
         planned = PlannedBlocks(schedule=schedule, solution=plan.solution, profile=plan.stages)
         return self._measured(planned)
@@ -362,3 +350,33 @@ def _cut_of(planned: AnyPlanned) -> str:
     if isinstance(planned, PlannedJoin):
         return "join"
     return "blocks" if isinstance(planned, PlannedBlocks) else "graph"
+
+
+def _chosen_options(
+    plan: Plan, profile: ChainProfile | JoinProfile
+) -> dict[tuple[int, int], ChosenOption]:
+    """Return the options that the plan's schedule uses, by stage and number."""
+    found: dict[tuple[int, int], ChosenOption] = {}
+    stages = profile.all_stages if isinstance(profile, JoinProfile) else profile.stages
+    for choice in plan.choices:
+        option = stages[choice.stage].options[choice.option - 1]
+        selection = Selection(
+            kept_bytes=option.saved_bytes,
+            replay_time=0,
+            replayed=frozenset(choice.replayed),
+            redrawn=frozenset(choice.redrawn),
+        )
+        found[choice.stage, choice.option] = ChosenOption(selection, option.stages)
+    return found
+
+
+def _choices_of(planned: Planned) -> Iterator[OptionChoice]:
+    """Yield the options that a plan uses."""
+    for (stage, number), option in sorted(planned.options.items(), key=itemgetter(0)):
+        selection = option.selection
+        yield OptionChoice(
+            stage=stage,
+            option=number,
+            replayed=tuple(sorted(selection.replayed)),
+            redrawn=tuple(sorted(selection.redrawn)),
+        )

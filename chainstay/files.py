@@ -13,18 +13,16 @@ from chainstay.errors import ChainstayError
 _Read = TypeVar("_Read")
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` in UTF-8, as `write_bytes` does."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Replace what is at `path`, at once: readers see the old file or the new one.
+
+    Text is written in UTF-8.
 
     Raises:
         OSError: The folder does not exist or cannot be written to; nothing is left behind.
     """
     target = Path(path)
+    content = content.encode() if isinstance(content, str) else content
     if target.exists() and not target.is_file():  # a pipe or a terminal is not replaced
         target.write_bytes(content)
         return

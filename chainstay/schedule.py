@@ -65,6 +65,11 @@ class OpKind(StrEnum):
         return self in _FORWARDS
 
     @property
+    def is_computation(self) -> bool:
+        """True if the operation runs a stage, forward or backward."""
+        return self in _FORWARDS or self is OpKind.BACKWARD
+
+    @property
     def is_transfer(self) -> bool:
         """True if the operation moves data away from the device, or back."""
         return self in _AWAY or self in _BACK

@@ -7,13 +7,13 @@ move a part of an activation only, the times are part of the plan: a `Timetable`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Op, Schedule
 
 Time: TypeAlias = int | Fraction
 """An exact time: never a float."""
@@ -66,15 +66,23 @@ class Timetable:
         """Return the operations in the order in which they start, each transfer once.
 
         Example:
-            >>> offload = Move(Op(OpKind.OFFLOAD_ACTIVATION, 0), 0, 1)
-            >>> prefetch = Move(Op(OpKind.PREFETCH_ACTIVATION, 0), 2, 3)
+            >>> from chainstay.schedule import Item
+            >>> offload = Move(Item("a", 0).offload, 0, 1)
+            >>> prefetch = Move(Item("a", 0).prefetch, 2, 3)
             >>> str(Timetable((0, 1, 2, 3), (offload, prefetch)).program())
             'Oa0 Fa0 Fa1 B1 Pa0 B0'
         """
         first: dict[Op, Time] = {}
         for move in self.moves:
             first.setdefault(move.op, move.start)
-        return Schedule(sorted_by_start(self.starts, first))
+        return sorted_by_start(self.starts, first)
+
+
+class TimedSchedule(NamedTuple):
+    """A schedule and its makespan, in ns."""
+
+    makespan: Time
+    schedule: Schedule
 
 
 def computations(stages: int) -> tuple[Op, ...]:
@@ -82,22 +90,31 @@ def computations(stages: int) -> tuple[Op, ...]:
     return Schedule.keep_all(stages).ops
 
 
-def sorted_by_start(starts: tuple[Time, ...], transfers: Mapping[Op, Time]) -> tuple[Op, ...]:
+def sorted_by_start(
+    starts: Sequence[Time], transfers: Mapping[Op, Time], ops: Sequence[Op] | None = None
+) -> Schedule:
     """Return computations and transfers in the order of their starts.
 
     Among equals offloads come first, since they take no memory, unless they move what the
     computation makes; then computations, then prefetches.
+
+    Args:
+        starts: Starts of the computations.
+        transfers: Starts of the transfers; of equals the first comes first.
+        ops: The computations, each stage's forward once before what it makes leaves; ``None`` for
+            those of training without recomputation.
     """
-    computed = zip(starts, computations(len(starts) // 2), strict=True)
+    computed = zip(starts, ops or computations(len(starts) // 2), strict=True)
     timed = [(start, 1, position, op) for position, (start, op) in enumerate(computed)]
     for position, (op, start) in enumerate(transfers.items()):
-        timed.append((start, 0 if op.kind is OpKind.OFFLOAD_ACTIVATION else 2, position, op))
+        timed.append((start, 0 if op.kind.is_offload else 2, position, op))
     ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
-    for op in [op for op in ordered if op.kind is OpKind.OFFLOAD_ACTIVATION and op.stage]:
-        maker = ordered.index(Op(OpKind.FORWARD_KEEP_ALL, op.stage - 1))
-        if (index := ordered.index(op)) < maker:  # the maker takes no time
+    for op in [op for op in ordered if op.kind.is_offload and op.item.stage >= 0]:
+        stage, index = op.item.stage, ordered.index(op)
+        runs = (n for n, run in enumerate(ordered) if run.kind.is_forward and run.stage == stage)
+        if index < (maker := next(runs)):  # the maker takes no time
             ordered.insert(maker, ordered.pop(index))
-    return tuple(ordered)
+    return Schedule(tuple(ordered))
 
 
 def exact(value: Time) -> Time:

@@ -1,10 +1,11 @@
-"""Bytes and nanoseconds as people write them: ``"8GiB"``, ``"50%"``, ``1.83 GiB``, ``47.4 ms``."""
+"""Whole numbers; bytes and nanoseconds as people write them: ``"8GiB"``, ``"50%"``, ``47.4 ms``."""
 
 from __future__ import annotations
 
+import operator
 import re
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 _FACTORS: Final = {
     "": 1,
@@ -15,6 +16,19 @@ _FACTORS: Final = {
 _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 _PERCENTAGE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 _LONGEST_TEXT: Final = 64
+
+
+def whole_number(value: Any) -> int | None:
+    """Return the int that `value` stands for, or ``None`` if there is none, as for a bool.
+
+    Example:
+        >>> whole_number(3), whole_number(3.0), whole_number(True)
+        (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:  # arrays and tensors have an index, unless they hold a fraction
+        return None
 
 
 def parse_bytes(text: str) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from chainstay.applying import planned_as_plan
@@ -18,7 +17,9 @@ from chainstay.cli.strategies import (
     best_checkpointing,
     fastest_strategy,
     plain_training,
+    refused_strategy,
     solve_strategy,
+    solved_strategy,
 )
 from chainstay.cli.terminal import spinner
 from chainstay.fitting.measured import MeasuredModel
@@ -27,7 +28,7 @@ from chainstay.fitting.strategies.fastest import STRATEGIES, Strategies
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.profiles import Link
 from chainstay.runtime.joins.executor import PlannedJoin
-from chainstay.solution import Method, Solution
+from chainstay.solution import Method
 from chainstay.solve.budgets import parse_budget
 
 _NAMES: Final[Mapping[str, str]] = {
@@ -92,22 +93,13 @@ def _solved(
         search.try_all()
     found = []
     for name in STRATEGIES:
-        if name in search.found or name in search.refused:
-            strategy = solve_strategy(_NAMES.get(name, name), partial(_solution, search, name))
+        title = _NAMES.get(name, name)
+        if name in search.refused:
+            found.append(refused_strategy(title, search.refused[name]))
+        elif name in search.found:
             own = search.plain_time(name) if name == "join" else None
-            found.append(replace(strategy, plain_time=own))
+            found.append(replace(solved_strategy(title, search.found[name]), plain_time=own))
     return found, search.join
-
-
-def _solution(search: Strategies, name: str) -> Solution:
-    """Return the solution of a strategy.
-
-    Raises:
-        ChainstayError: The strategy found none; the text says why.
-    """
-    if name in search.refused:
-        raise search.refused[name]
-    return search.found[name]
 
 
 def measured_method(options: SolveOptions) -> Method | str:

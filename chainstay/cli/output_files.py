@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chainstay.cli.exit_codes import CommandLineError
-from chainstay.files import write_bytes
+from chainstay.files import write_file
 
 
 def output_path(output: Path | None, default: str, *, as_json: bool) -> Path | None:
@@ -32,7 +32,7 @@ def write_output(path: Path, content: str | bytes) -> None:
         CommandLineError: It cannot be written.
     """
     try:
-        write_bytes(path, content.encode() if isinstance(content, str) else content)
+        write_file(path, content)
     except OSError as cause:
         raise CommandLineError(
             f"{path} cannot be written: {cause.strerror}; choose another --output"

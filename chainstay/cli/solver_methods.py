@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Final
 
 from chainstay.cli.exit_codes import CommandLineError
@@ -78,8 +77,7 @@ def require_link(link: Link | None, options: SolveOptions) -> Link:
             "offloading takes as long as the link does: give its speed, as in --offload "
             "--link 12GB/s"
         )
-    capacity = None if options.host_budget is None else parse_bytes(options.host_budget)
-    return link if capacity is None else replace(link, capacity=capacity)
+    return link.within(None if options.host_budget is None else parse_bytes(options.host_budget))
 
 
 def parse_link(text: str) -> Link:

@@ -17,6 +17,7 @@ from chainstay.errors import (
     HostBudgetError,
     InfeasibleBudgetError,
     InvalidProfileError,
+    InvalidScheduleError,
     SolverLimitError,
     UnsupportedModelError,
 )
@@ -89,7 +90,12 @@ def solve_strategy(name: str, solve: Callable[[], Solution]) -> Strategy:
         UnsupportedModelError,
         BackendError,
     ) as refusal:
-        return Strategy(name=name, remark=_remark(refusal), refusal=refusal)
+        return refused_strategy(name, refusal)
+    return solved_strategy(name, solution)
+
+
+def solved_strategy(name: str, solution: Solution) -> Strategy:
+    """Return a strategy with its solution."""
     proof = "optimal" if solution.is_optimal else f"at most {solution.gap:.1%} above"
     if not solution.lower_bound:
         proof = "no bound"
@@ -102,6 +108,11 @@ def solve_strategy(name: str, solve: Callable[[], Solution]) -> Strategy:
     )
 
 
+def refused_strategy(name: str, refusal: ChainstayError) -> Strategy:
+    """Return a strategy that has no solution, with the reason."""
+    return Strategy(name=name, remark=_remark(refusal), refusal=refusal)
+
+
 def _remark(refusal: ChainstayError) -> str:
     match refusal:
         case InfeasibleBudgetError():
@@ -110,6 +121,8 @@ def _remark(refusal: ChainstayError) -> str:
             return f"needs {short_bytes(refusal.required)} of host memory"
         case SolverLimitError():
             return "time limit reached"
+        case InvalidScheduleError():
+            return "does not fit as it runs"
         case BackendError():
             return "solver not installed"
     is_of_skips = isinstance(refusal, InvalidProfileError) and "skips" in str(refusal)

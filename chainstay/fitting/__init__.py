@@ -12,7 +12,6 @@
 `blocks`               a model's own forward, its blocks run by a plan
 `strategies/`          the strategies that save memory, and the fastest of them
 `fingerprints`         what a plan is for
-`option_choices`       options of stages on their way into plan files and out of them
 `transformers_models`  what models of ``transformers`` need besides a plan
 `budgets`              what a budget is, and how many bytes it means
 `backend`              ``torch.compile(model, backend="chainstay")``

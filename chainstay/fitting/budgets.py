@@ -11,10 +11,8 @@ from chainstay.errors import InvalidBudgetError
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.schedule import Schedule
-from chainstay.solve import budget_bytes
+from chainstay.solve import budget_bytes, budgets
 from chainstay.units import parse_percentage
-from chainstay.validation.simulate import simulate
 
 Budget = int | str | float | Fraction | None
 
@@ -38,8 +36,7 @@ def bytes_of(budget: Budget, model: nn.Module | None, reserve: int, measured: Me
         return free_bytes(model, reserve)
     if isinstance(budget, float | Fraction):
         return int(Fraction(budget) * plain_peak(measured))
-    schedule = Schedule.keep_all(len(measured.profile))
-    return budget_bytes(measured.profile_for(schedule), budget)
+    return budget_bytes(measured.plain_profile, budget)
 
 
 def is_share(budget: Budget) -> bool:
@@ -51,9 +48,7 @@ def is_share(budget: Budget) -> bool:
 
 def plain_peak(measured: Measurement) -> int:
     """Return the bytes that plain training needs."""
-    plain = Schedule.keep_all(len(measured.profile))
-    overheads = measured.overheads_for(plain)
-    return simulate(measured.profile, plain, overheads=overheads).peak_bytes
+    return budgets.plain_peak(measured.plain_profile)
 
 
 def require_budget(model: nn.Module, budget: object, reserve: int) -> None:

@@ -155,7 +155,9 @@ class Fitted:
         self.planner.use(planned)
 
     def install(self, model: nn.Module) -> None:
-        """Stand in for the model's forward from now on."""
+        """Stand in for the model's forward from now on, in place of what did before."""
+        if (before := fitted_of(model)) is not None:
+            before.close()
         stand_in_for(model, _forward_of(self._plain))
         vars(model)["chainstay"] = self
         if self._blocks is not None:

@@ -177,8 +177,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         progress=progress,
         cache=cache,
     )
-    before = fitted_of(model)
-    fitted = Fitted(model, settings, SolvedPlans(settings, measured=_measured_by(before, settings)))
+    measured = _measured_by(fitted_of(model), settings)
+    fitted = Fitted(model, settings, SolvedPlans(settings, measured=measured))
     if sample_args or sample_kwargs:
         if not model.training:
             say(
@@ -187,8 +187,6 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
                 wanted=progress,
             )
         fitted.plan_for(model, sample_args, dict(sample_kwargs or {}))
-    if before is not None:
-        before.close()
     fitted.install(model)
     return model
 

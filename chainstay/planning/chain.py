@@ -117,8 +117,7 @@ def solve_measured(
         'Fa0 Fa1 Fa2 Fa3 B3 B2 B1 B0'
     """
     start = time.perf_counter()
-    plain = Schedule.keep_all(len(measured.profile))
-    budget = budget_bytes(measured.profile_for(plain), budget)
+    budget = budget_bytes(measured.plain_profile, budget)
     asked = AutoChain(discards=Discards.FREE) if method == "auto" else resolve_method(method)
     planner = _ChainPlanner(measured=measured, budget=budget, can_run=can_run)
     solution = planner.plain(asked) or planner.fastest(asked)
@@ -145,8 +144,8 @@ class _ChainPlanner:
 
     def plain(self, method: Method) -> Solution | None:
         """Return plain training, if it fits; nothing is faster."""
-        schedule = Schedule.keep_all(len(self.measured.profile))
-        profile = self.measured.profile_for(schedule)
+        profile = self.measured.plain_profile
+        schedule = Schedule.keep_all(len(profile))
         peak = simulate(profile, schedule).peak_bytes
         if peak > self.budget or not self.can_run(schedule):
             return None
@@ -341,8 +340,7 @@ class _ChainPlanner:
             ):
                 smallest = _as_it_runs(solution, judged, judged.needs)
             profile = profile_for(method, account, latest)
-        plain = Schedule.keep_all(len(account.stages))
-        needs = simulate(self.measured.profile_for(plain), plain).peak_bytes
+        needs = plain_peak(self.measured.plain_profile)
         if isinstance(method, DP) and (smallest is None or smallest.peak_bytes > needs):
             profile = profile_for(method, account)
             return self._smaller_than_plain(method, profile, needs) or smallest
@@ -381,7 +379,7 @@ class _ChainPlanner:
         step = "forward" if op.kind.is_forward else "backward"
         operator = cost.forward_operator if op.kind.is_forward else cost.backward_operator
         at = f" at {operator}" if operator else ""
-        plain = plain_peak(measured.profile_for(Schedule.keep_all(len(measured.profile))))
+        plain = plain_peak(measured.plain_profile)
         return (
             f"That is {smallest.peak_bytes / max(plain, 1):.0%} of plain training; the {step} of "
             f"stage {op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself "

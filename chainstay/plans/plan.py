@@ -9,7 +9,7 @@ from typing import Final
 
 from chainstay import documents
 from chainstay.errors import InvalidPlanError
-from chainstay.files import write_text
+from chainstay.files import write_file
 from chainstay.plans.fingerprint import Fingerprint
 from chainstay.plans.option_choice import OptionChoice
 from chainstay.problems import AnyProblem, problem_of
@@ -169,4 +169,4 @@ class Plan:
         Raises:
             OSError: The folder is not there, or cannot be written to.
         """
-        write_text(path, self.to_json())
+        write_file(path, self.to_json())

@@ -151,7 +151,7 @@ class HybridSolution(OffloadSolution):
 
     def describe(self) -> str:
         """Return one sentence for people: `Solution.describe`, what moves and what runs again."""
-        offloads = sum(op.kind in ("Oa", "Ob") for op in self.schedule)
+        offloads = sum(op.kind.is_offload for op in self.schedule)
         again = sum(op.kind.is_forward for op in self.schedule) - sum(
             op.kind == "B" for op in self.schedule
         )

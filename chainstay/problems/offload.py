@@ -211,8 +211,7 @@ def _move(entry: documents.Fields) -> Move:
     ops: tuple[Op, ...] = Schedule.parse(entry.string("op")).ops
     if len(ops) != 1:
         raise InvalidSolutionError(f"{entry.path}: field 'op' has {len(ops)} operations, not one")
-    start, end = (Fraction(entry.rational(name)) for name in ("start", "end"))
-    return Move(ops[0], exact(start), exact(end))
+    return Move(ops[0], exact(entry.rational("start")), exact(entry.rational("end")))
 
 
 def transfer_contradiction_error(

@@ -16,7 +16,7 @@ def time_of(profile: ChainProfile | JoinProfile, schedule: Schedule) -> int:
     total, has_run = 0, set[tuple[int | None, int]]()
     backward_times: dict[tuple[int | None, int], int] = {}
     for index, op in enumerate(schedule):
-        if not (op.kind.is_forward or op.kind is OpKind.BACKWARD):
+        if not op.kind.is_computation:
             continue
         chain, at = profile, (op.branch, op.stage)
         if isinstance(chain, JoinProfile):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles.quantities import all_of, whole
-from chainstay.profiles.stage import RunCost, Stage, StageOption
+from chainstay.profiles.stage import Stage, StageOption
 
 _KIND: Final = "chain-profile"
 _VERSION: Final = 3
@@ -172,10 +172,9 @@ class ChainProfile:
     @property
     def plain_time(self) -> int:
         """Time of plain training, in ns: every stage once, kept under option 0."""
-        runs = (stage.first or stage for stage in self.stages)
         return sum(
-            (run.time if isinstance(run, RunCost) else run.forward_time) + run.backward_time
-            for run in runs
+            stage.first.total_time if stage.first else stage.forward_time + stage.backward_time
+            for stage in self.stages
         )
 
     @property

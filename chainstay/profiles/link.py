@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from numbers import Rational
@@ -110,6 +110,11 @@ class Link:
         One direction at a time at twice the bandwidth does whatever two directions do.
         """
         return Link(bandwidth=self.bandwidth * (2 if self.is_full_duplex else 1))
+
+    def within(self, capacity: int | None) -> Self:
+        """Return the link to a host that may hold at most `capacity` bytes, ``None`` for any."""
+        limits = [limit for limit in (self.capacity, capacity) if limit is not None]
+        return replace(self, capacity=min(limits, default=None))
 
     @property
     def ticks(self) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, SupportsIndex, TypeVar
 
 from chainstay.errors import InvalidProfileError
+from chainstay.units import whole_number
 
 _Record = TypeVar("_Record")
 
@@ -27,11 +27,7 @@ def all_of(value: object, kind: type, what: str) -> tuple[object, ...]:
 
 def whole(value: SupportsIndex, what: str) -> int:
     """Return `value` as an int (numpy integers are accepted, floats and bools are not)."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
+    if (number := whole_number(value)) is None:
         raise InvalidProfileError(f"{what} is {value!r}, must be a whole number (bytes or ns)")
     if not 0 <= number <= _LARGEST:
         bits = number.bit_length()

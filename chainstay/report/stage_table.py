@@ -90,7 +90,7 @@ def _moved(schedule: Schedule) -> dict[_StageKey, str]:
     moved: dict[_StageKey, set[str]] = {}
     for op in schedule:
         if op.kind.is_transfer:
-            data = "input" if op.kind.value.endswith("a") else "saved"
+            data = "input" if op.item.kind == "a" else "saved"
             moved.setdefault((op.branch, op.stage), set()).add(data)
     return {stage: ", ".join(sorted(data)) for stage, data in moved.items()}
 

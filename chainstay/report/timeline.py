@@ -204,7 +204,7 @@ def _with_transfers(
     match problem:
         case HybridProblem(profile=chain):
             stages = [(stage.forward_time, stage.backward_time) for stage in chain.stages]
-            ops = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
+            ops = [op for op in schedule if op.kind.is_computation]
             levels = hybrid_levels(problem, schedule)
         case OffloadProblem(profile=profile):
             stages = list(zip(profile.forward_times, profile.backward_times, strict=True))

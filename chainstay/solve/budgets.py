@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InvalidBudgetError
 from chainstay.profiles import AnyProfile, ChainProfile, HomogeneousJoin, OffloadProfile
 from chainstay.schedule import Schedule
-from chainstay.units import parse_bytes, parse_percentage
+from chainstay.units import parse_bytes, parse_percentage, whole_number
 from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.simulate import simulate
 
@@ -56,7 +55,7 @@ def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
             raise InvalidBudgetError(
                 f"budget is {budget!r}; write bytes, '8GiB', '500MB', or '50%' of plain training"
             )
-    elif (size := _whole_number(budget)) is None:
+    elif (size := whole_number(budget)) is None:
         raise InvalidBudgetError(f"budget is {budget!r}; write whole bytes, '8GiB' or '50%'")
     if size <= 0 and isinstance(budget, str) and parse_percentage(budget):
         raise InvalidBudgetError(
@@ -71,11 +70,3 @@ def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
         bits = size.bit_length()
         raise InvalidBudgetError(f"budget is a number of {bits} bits; it must be below 2**63 bytes")
     return size
-
-
-def _whole_number(value: Any) -> int | None:
-    """Return the int that `value` stands for; ``None`` if there is none, and for a bool."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:  # arrays and tensors have an index, unless they hold a fraction
-        return None

@@ -17,9 +17,14 @@ from chainstay.errors import (
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
-from chainstay.problems.offload import TransferProblem
+from chainstay.problems.offload import (
+    OffloadClaim,
+    TransferProblem,
+    transfer_contradiction_error,
+)
 from chainstay.profiles import Link
-from chainstay.units import parse_bytes
+from chainstay.timetable import Time
+from chainstay.units import parse_bytes, whole_number
 
 MEASURED_PROFILE: Final = "a ChainProfile; of a measured chain, pass measured.profile"
 """The kind that the profile of a chain must have, for people."""
@@ -44,6 +49,18 @@ class IntegerProgramMethod:
     def __str__(self) -> str:
         return str(self.settings).removesuffix(f", {self.settings.discards})") + ")"
 
+    def require_not_below(
+        self, bound: Time, problem: TransferProblem, found: OffloadClaim, known: OffloadClaim
+    ) -> None:
+        """Refuse a bound of the solver, with its claim, above the makespan of a known schedule.
+
+        Raises:
+            CertificateError: It is.
+        """
+        if bound > known.makespan:
+            reason = f"{self} says that nothing is faster than {bound}, yet {known.makespan} is"
+            raise transfer_contradiction_error(reason, problem, {str(self): found, "known": known})
+
 
 def limited_link(link: object, host_budget: int | str | None) -> Link:
     """Return `link` with the memory behind it limited to `host_budget` as well.
@@ -56,12 +73,12 @@ def limited_link(link: object, host_budget: int | str | None) -> Link:
         raise InvalidProfileError(f"link is {link!r}, must be a Link, as in Link(bandwidth=16)")
     if host_budget is None:
         return link
-    size = parse_bytes(host_budget) if isinstance(host_budget, str) else host_budget
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+    size = parse_bytes(host_budget) if isinstance(host_budget, str) else whole_number(host_budget)
+    if size is None or size < 0:
         raise InvalidBudgetError(
             f"host_budget is {host_budget!r}; write whole bytes, '8GiB', or None for no limit"
         )
-    return replace(link, capacity=size if link.capacity is None else min(size, link.capacity))
+    return link.within(size)
 
 
 def require_profile(profile: object, kinds: type | UnionType, needed: str) -> None:

@@ -10,7 +10,7 @@ from chainstay.formulations import CPSAT
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import OffloadProblem
 from chainstay.profiles import OffloadProfile
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, Schedule
 from chainstay.solve.hybrid_exact import IntegerProgramHybrid
 from chainstay.solve.hybrid_pofo import (
     Pofo,
@@ -19,8 +19,7 @@ from chainstay.solve.hybrid_pofo import (
     unproved_claim,
 )
 from chainstay.solve.offload_heuristics import Heuristics
-from chainstay.solve.whole_transfers import TimedSchedule
-from chainstay.timetable import Transfers
+from chainstay.timetable import TimedSchedule, Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 
 _log = logging.getLogger(__name__)
@@ -123,5 +122,5 @@ def _as_saved(op: Op) -> Op:
     """Return the operation for a chain, in which activation ``x_j`` is saved by stage j - 1."""
     if not op.kind.is_transfer or op.stage == 0:
         return op
-    is_offload = op.kind is OpKind.OFFLOAD_ACTIVATION
-    return Op(OpKind.OFFLOAD_SAVED if is_offload else OpKind.PREFETCH_SAVED, op.stage - 1)
+    saved = Item("b", op.stage - 1)
+    return saved.offload if op.kind.is_offload else saved.prefetch

@@ -15,10 +15,10 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, Solver
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.profiles import Link
-from chainstay.schedule import Item, OpKind, Schedule
+from chainstay.schedule import OpKind, Schedule
 from chainstay.solution import Family
-from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
-from chainstay.timetable import Time, Transfers, exact
+from chainstay.solve.whole_transfers import WholeTransferSearch
+from chainstay.timetable import Time, TimedSchedule, Transfers, exact
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 
 _log = logging.getLogger(__name__)
@@ -86,26 +86,24 @@ class Pofo:
         if not valued:
             raise nothing_found_error(problem)
         value, schedule = min(valued, key=lambda pair: pair[0])
+        least = _clamped_bound(bound, value)
         fractional = HybridClaim(
             schedule=schedule,
             makespan=value,
-            lower_bound=_clamped_bound(bound, value),
+            lower_bound=least,
             family=Family.PERSISTENT,
             fractional_makespan=value,
-            fractional_bound=_clamped_bound(bound, value),
+            fractional_bound=least,
         )
-        if value < fractional.lower_bound:
+        if value < least:
             reason = f"{self}: no persistent plan takes less than {bound}, yet one takes {value}"
             raise transfer_contradiction_error(reason, problem, {str(self): fractional})
         if problem.transfers is Transfers.FRACTIONAL:
             return fractional
         if integral is None:
             raise nothing_found_error(problem)
-        return replace(
-            unproved_claim(integral, problem),
-            fractional_makespan=value,
-            fractional_bound=fractional.fractional_bound,
-        )
+        whole = unproved_claim(integral, problem)
+        return replace(whole, fractional_makespan=value, fractional_bound=least)
 
     def plans(self, problem: HybridProblem) -> tuple[list[SlotPlan], Time]:
         """Return persistent plans and a lower bound on all of them, over a link without latency.
@@ -192,7 +190,7 @@ def _moved_bytes(problem: HybridProblem, plan: SlotPlan) -> int:
 
 def _with_moves(plan: SlotPlan) -> Schedule:
     """Return a plan as a schedule: its offloads first, then its computations."""
-    moves = (Item(*item).offload for item in sorted(plan.moved))
+    moves = (item.offload for item in sorted(plan.moved))
     return Schedule((*moves, *plan.ops))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, combinations
 from operator import itemgetter
+from typing import Final
 
 from chainstay.baselines.offload import (
     OrderedNoWait,
@@ -25,6 +26,9 @@ from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers
 from chainstay.validation.offload.simulate import simulate_offload
 
+_TRIES: Final = 200_000
+"""Sets that the local search tries, times stages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heuristics:
@@ -35,7 +39,6 @@ class Heuristics:
 
     Attributes:
         exhaustive_up_to: Number of movable activations up to which all sets are tried instead.
-        effort: Limit on the local search: 1,000 * effort / (2 * stages) sets are tried.
 
     Example:
         >>> str(Heuristics())
@@ -43,7 +46,6 @@ class Heuristics:
     """
 
     exhaustive_up_to: int = 8
-    effort: int = 400
 
     def __str__(self) -> str:
         return "heuristics" if self.exhaustive_up_to else "heuristics (rules only)"
@@ -104,8 +106,7 @@ class Heuristics:
         ticks, chosen = best
         least = bound * problem.link.ticks
         if len(movable) > self.exhaustive_up_to and ticks > least:
-            tries = 1000 * self.effort // (2 * len(problem.profile))
-            ticks, chosen = _improved(ordered, ticks, chosen, tries)
+            ticks, chosen = _improved(ordered, ticks, chosen, _TRIES // len(problem.profile))
         plan = ordered.plan(chosen)
         assert plan is not None, "it has a makespan"
         yield plan.schedule

@@ -19,17 +19,9 @@ from chainstay.errors import InvalidScheduleError
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Item, Op, OpKind, Schedule
-from chainstay.timetable import Time
+from chainstay.timetable import Time, TimedSchedule, sorted_by_start
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
-
-
-class TimedSchedule(NamedTuple):
-    """A schedule and its makespan in the simulator."""
-
-    makespan: Time
-    schedule: Schedule
-
 
 _Choice: TypeAlias = frozenset[Item]
 """The items that move."""
@@ -91,14 +83,14 @@ class WholeTransferSearch:
             self._times.append((snapshot.end - snapshot.start) * self.problem.link.ticks)
         self._find_lifetimes()
 
-    def best(self, moved: Collection[tuple[str, int]]) -> TimedSchedule | None:
+    def best(self, moved: Collection[Item]) -> TimedSchedule | None:
         """Return the best schedule found from moving `moved`, or ``None`` if nothing fits."""
         first = self.first(moved)
         return None if first is None else self.improved(first)
 
-    def first(self, moved: Collection[tuple[str, int]]) -> TimedSchedule | None:
+    def first(self, moved: Collection[Item]) -> TimedSchedule | None:
         """Return a schedule that moves `moved`, and more where that does not fit, if any does."""
-        choices = map(self._with_room, self._more_and_more({Item(*item) for item in moved}))
+        choices = map(self._with_room, self._more_and_more(moved))
         return next(filter(None, map(self._glued_halves, choices)), None)
 
     def improved(self, timed: TimedSchedule) -> TimedSchedule:
@@ -132,7 +124,7 @@ class WholeTransferSearch:
 
     def _more_and_more(self, moved: Collection[Item]) -> Iterator[Collection[Item]]:
         """Yield `moved`, then larger sets, first with items that can be away long; last all."""
-        others = [life for life in self._lifetimes.values() if life.item not in set(moved)]
+        others = [life for life in self._lifetimes.values() if life.item not in moved]
         others.sort(key=lambda life: life.last_forward - life.first_backward)
         count = 0
         while count < len(others):
@@ -240,28 +232,17 @@ class WholeTransferSearch:
         moving: tuple[Sequence[_ItemLifetime], Sequence[_ItemLifetime]],
         end: int,
     ) -> Schedule:
-        """Sort all operations by their starts; offloads first, prefetches last among equals."""
-        turn, last, (forward, backward) = self._turn, len(self.ops) - 1, halves
-        timed: list[tuple[int, int, int, Op]] = []
-        for position, op in enumerate(self.ops):
-            if position < turn:
-                start = forward.starts[position]
-            else:
-                start = end - backward.starts[last - position] - self._times[position]
-            timed.append((start, 1, position, op))
-        for index, (lifetime, start) in enumerate(zip(moving[0], forward.move_starts, strict=True)):
-            timed.append((start, 0, index, lifetime.item.offload))
-        back = zip(moving[1], backward.move_starts, strict=True)
-        for index, (lifetime, start) in enumerate(back):
-            begin = end - start - lifetime.ticks
-            timed.append((begin, 2, -index, lifetime.item.prefetch))
-        ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
-        for lifetime in moving[0]:  # makers that take no time come before what they make leaves
-            if (made := lifetime.made) >= 0:
-                index, before = map(ordered.index, (lifetime.item.offload, self.ops[made]))
-                if index < before:
-                    ordered.insert(before, ordered.pop(index))
-        return Schedule(tuple(ordered))
+        """Return all operations by their starts, the second half turned round to end at `end`."""
+        forward, backward = halves
+        ends = zip(reversed(backward.starts), self._times[self._turn :], strict=True)
+        starts = [*forward.starts, *(end - start - time for start, time in ends)]
+        transfers = {
+            life.item.offload: start
+            for life, start in zip(moving[0], forward.move_starts, strict=True)
+        }
+        for life, start in reversed(list(zip(moving[1], backward.move_starts, strict=True))):
+            transfers[life.item.prefetch] = end - start - life.ticks
+        return sorted_by_start(starts, transfers, self.ops)
 
     def _simulated(self, schedule: Schedule, limit: Time | None) -> TimedSchedule | None:
         """Simulate `schedule`; None unless it fits, takes less than `limit` and can be run."""

@@ -136,12 +136,12 @@ def _fractional_contradiction(problem: HybridProblem, solution: HybridSolution) 
     """Return why a schedule that is a plan of [POFO] is too fast; empty if it is not."""
     if problem.transfers is not Transfers.INTEGRAL or not problem.link.is_plain:
         return ""
-    computations = [op for op in solution.schedule if op.kind.is_forward or op.kind == "B"]
+    computations = [op for op in solution.schedule if op.kind.is_computation]
     turn = computations.index(Op(OpKind.BACKWARD, problem.stages - 1))
     starts, loss = solution.timetable.starts, problem.profile.stages[-1]
     is_plan = all(
         move.end <= starts[turn]
-        if move.op.kind in (OpKind.OFFLOAD_ACTIVATION, OpKind.OFFLOAD_SAVED)
+        if move.op.kind.is_offload
         else move.start >= starts[turn - 1] + loss.forward_time
         for move in solution.timetable.moves
     )

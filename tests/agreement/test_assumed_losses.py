@@ -115,7 +115,7 @@ def test_towers_have_room_for_it() -> None:
         settings = PlannerSettings(loss=loss, repeats=1, progress=False)
         captured = measure_model(TwoTowers(), (X,), {}, settings)
         assert captured.attempt is not None, "it has branches"
-        _, join = captured.attempt.measured()
+        join = captured.attempt.measured()
         return peak_of_join(join, keep_all_join(join.account.by_kind()))
 
     measured = peak(loss=cross_entropy)

@@ -176,6 +176,7 @@ def test_host_budget_by_name() -> None:
         ({"link": 12}, ValueError, "link is 12, must be a Link"),
         ({"host_budget": "much"}, InvalidBudgetError, "host_budget is 'much'|'much'"),
         ({"host_budget": -1}, InvalidBudgetError, "host_budget is -1; write whole bytes"),
+        ({"host_budget": True}, InvalidBudgetError, "host_budget is True; write whole bytes"),
         (
             {"by": "blocks"},
             UnsupportedModelError,

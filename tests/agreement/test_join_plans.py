@@ -199,18 +199,18 @@ def test_schedules_that_this_join_cannot_run_bit_for_bit_are_refused() -> None:
     settings = PlannerSettings(loss=loss_of, granularity=9, repeats=1, progress=False)
     attempt = measure_model(model, IMAGES, {}, settings).attempt
     assert attempt is not None
-    join, measured = attempt.measured()
+    measured = attempt.measured()
     solution = solve_measured_join(measured, "100%")
     profile = measured.account.by_kind()
-    planned_join(join, measured, solution, profile)
+    planned_join(measured, solution, profile)
     end = 1 + max(i for i, op in enumerate(solution.schedule) if op.branch is None)
     ops = tuple(solution.schedule)
     turned = Schedule((*ops[:end], *sorted(ops[end:], key=lambda op: op.branch or 0)))
     assert turned != keep_all_join(profile)
     with pytest.raises(PlanMismatchError, match="summed in another order than in plain training"):
-        planned_join(join, measured, replace(solution, schedule=turned), profile)
+        planned_join(measured, replace(solution, schedule=turned), profile)
     with pytest.raises(PlanMismatchError, match=r"branches and a tail of .* the model has"):
-        planned_join(join, measured, solution, JoinProfile(branches=profile.branches[:2]))
+        planned_join(measured, solution, JoinProfile(branches=profile.branches[:2]))
 
 
 @pytest.mark.long
@@ -263,7 +263,7 @@ def test_towers_that_share_weights_have_another_file_than_towers_that_do_not(
             settings = PlannerSettings(loss=loss_of, repeats=1, progress=False, cache=tmp_path)
             attempt = measure_model(Two(shared=shared), args, {}, settings).attempt
             assert attempt is not None
-            accounts.append(attempt.measured()[1].account)
+            accounts.append(attempt.measured().account)
     kinds = [json.loads(file.read_text())["chainstay"] for file in tmp_path.iterdir()]
     assert kinds.count("join-account") == 2
     assert accounts[0] == accounts[1] != accounts[2] == accounts[3]

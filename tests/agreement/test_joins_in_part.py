@@ -66,9 +66,9 @@ def case() -> JoinCase:
     settings = PlannerSettings(loss=loss_of, granularity=9, repeats=1, progress=False)
     captured = measure_model(model, PAIR, {}, settings)
     assert captured.attempt is not None
-    join, measured = captured.attempt.measured()
+    measured = captured.attempt.measured()
     initial = {key: value.clone() for key, value in model.state_dict().items()}
-    return JoinCase(model, (PAIR, {}), captured, join, measured, initial)
+    return JoinCase(model, (PAIR, {}), captured, measured, initial)
 
 
 def words() -> list[str]:

@@ -185,7 +185,7 @@ def outlives_an_input(profile: ChainProfile, schedule: Schedule) -> bool:
 
 def interrupts_the_loss(schedule: Schedule, loss: int) -> bool:
     """Whether forwards stand between the loss and its backward, where a user runs none."""
-    words = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
+    words = [op for op in schedule if op.kind.is_computation]
     turn = next(index for index, op in enumerate(words) if op.kind is OpKind.BACKWARD)
     return words[turn - 1].stage != loss
 

@@ -240,9 +240,9 @@ _FITTING: Final = (
         "unit/test_fit_budgets.py::test_shares_are_rounded_down",
     ),
     Mutant(
-        "fitting/strategies/memory_options.py",
-        "min(limit, link.capacity))",
-        "max(limit, link.capacity))",
+        "profiles/link.py",
+        "capacity=min(limits, default=None)",
+        "capacity=max(limits, default=None)",
         "unit/test_fit_budgets.py::test_of_two_limits_on_the_host_the_lower_one_counts",
     ),
     Mutant(

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay import ChainProfile, Schedule, simulate
 from chainstay.runtime import MeasuredChain, measure, trace_memory
-from chainstay.schedule import OpKind
 from golden_chains import GOLDEN
 
 (TOY,) = (chain for chain in GOLDEN if chain.name == "table2@9000")
@@ -131,7 +130,7 @@ def runs(schedule: Schedule) -> list[str]:
     found = [
         f"{'F' if op.kind.is_forward else 'B'}{op.stage}"
         for op in schedule
-        if op.kind.is_forward or op.kind is OpKind.BACKWARD
+        if op.kind.is_computation
     ]
     first = found.index(f"B{len(WIDTHS) - 1}")
     again = zip(found[first:], found[first + 1 :], strict=False)

@@ -66,7 +66,7 @@ def _first_lives(schedule: Schedule) -> dict[_Item, _Life]:
     for position, op in enumerate(schedule):
         i, kind = op.stage, op.kind
         gone: set[_Item] = set()
-        if kind.is_forward or kind is OpKind.BACKWARD:
+        if kind.is_computation:
             reads = {("a", i) if ("a", i) in here else ("b", i - 1)}
             if kind is OpKind.BACKWARD:
                 reads.add(("b", i))

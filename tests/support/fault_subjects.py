@@ -169,14 +169,14 @@ def _joined(model: nn.Module, sample: Sample) -> nn.Module:
     settings = PlannerSettings(loss=loss_of, repeats=1, progress=False)
     captured = measure_model(model, sample.args, sample.kwargs, settings)
     assert captured.attempt is not None, "it has branches"
-    join, measured = captured.attempt.measured()
+    measured = captured.attempt.measured()
     budget = peak_of_join(measured, keep_all_join(measured.account.by_kind())) // 4
     try:
         plan = solve_measured_join(measured, budget)
     except InfeasibleBudgetError as error:
         plan = solve_measured_join(measured, error.required)
     profile = measured.account.by_kind()
-    captured.fitted.use(planned_join(join, measured, plan, profile))
+    captured.fitted.use(planned_join(measured, plan, profile))
     captured.fitted.install(model)
     return model
 

@@ -20,7 +20,6 @@ from chainstay.fitting.planner import PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
 from chainstay.planning.join import peak_of_join, solve_measured_join
 from chainstay.runtime.capture.cuts.cut_points import Granularity
-from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.measured_join import MeasuredJoin
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
@@ -122,7 +121,6 @@ class JoinCase:
     model: nn.Module
     call: Call
     captured: MeasuredModel
-    join: GraphJoin
     measured: MeasuredJoin
     initial: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -149,7 +147,7 @@ class JoinCase:
         """The model trains by `plan` inside, as if `fit` had found it."""
         solution = plan if isinstance(plan, Solution) else replace(self.solved(1.0), schedule=plan)
         profile = self.measured.account.by_kind()
-        with self.captured.running(planned_join(self.join, self.measured, solution, profile)):
+        with self.captured.running(planned_join(self.measured, solution, profile)):
             yield
 
     def __call__(self) -> Any:
@@ -177,9 +175,9 @@ def case_of(name: str) -> JoinCase:
     settings = PlannerSettings(loss=loss_of, granularity=granularity, repeats=1, progress=False)
     captured = measure_model(model, *call, settings)
     assert captured.attempt is not None, "it has branches"
-    join, measured = captured.attempt.measured()
+    measured = captured.attempt.measured()
     initial = {key: value.clone() for key, value in model.state_dict().items()}
-    return JoinCase(model, call, captured, join, measured, initial)
+    return JoinCase(model, call, captured, measured, initial)
 
 
 def three_steps_of(case: JoinCase) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from chainstay.cli.exit_codes import CommandLineError
 from chainstay.cli.models.named_models import ModelSpec
 from chainstay.cli.solver_methods import parse_link
 from chainstay.documents import dump
+from chainstay.errors import InvalidScheduleError
 
 MODELS = '''
 import torch
@@ -149,6 +150,19 @@ def test_a_plan_that_keeps_stages_in_part_is_told_run_and_shown() -> None:
     assert whole.exit_code == 0, whole.output
     assert "keeps in part" not in whole.stdout
     assert not load_plan("whole.json").choices
+
+
+def test_a_way_that_does_not_fit_as_it_runs_is_one_row_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise InvalidScheduleError("nothing that may move is there")
+
+    monkeypatch.setattr("chainstay.fitting.strategies.fastest.solve_offloaded", refused)
+    line = ("plan", "models.py:trained", "-b", "85%", "--offload", "--link", "1GB/s")
+    planned = chainstay(*line, "--repeats", "1")
+    assert planned.exit_code == 0, planned.stderr
+    assert "does not fit as it runs" in " ".join(planned.stdout.split())
 
 
 def test_a_function_may_give_the_call_and_the_loss_and_offload() -> None:
@@ -363,7 +377,7 @@ def test_a_file_that_cannot_be_replaced_is_told_of(monkeypatch: pytest.MonkeyPat
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output_files, "write_bytes", full)
+    monkeypatch.setattr(output_files, "write_file", full)
     result = chainstay("plan", "chain.json", "-b", "80%")
     assert result.exit_code == 2
     assert "plan.json cannot be written: No space left on device" in " ".join(result.stderr.split())

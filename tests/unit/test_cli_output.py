@@ -241,7 +241,7 @@ def test_a_report_never_replaces_its_plan_or_half_a_file(monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output_files, "write_bytes", full)
+    monkeypatch.setattr(output_files, "write_file", full)
     refused = chainstay("report", "plan.json", "--svg", "p.svg")
     assert refused.exit_code == 2
     assert "p.svg cannot be written: No space left on device" in refused.stderr

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 
 from chainstay import (
@@ -132,6 +134,11 @@ def test_of_two_limits_the_less_counts() -> None:
     for budget, capacity in ((None, 30), (20, 20), ("1KB", 30)):
         found = solve_hybrid(CHAIN, 16, link=link, host_budget=budget, method="dp")
         assert found.link.capacity == capacity
+
+
+def test_a_host_budget_is_any_whole_number() -> None:
+    budget: Any = np.int64(25)
+    assert _hybrid(budget).schedule == _hybrid(25).schedule
 
 
 def _hybrid(host_budget: int | None) -> Solution:

@@ -124,7 +124,7 @@ def own_overheads(account: Account, schedule: Schedule) -> list[int]:
         for skip in account.skips:
             makes_again = before.count(skip.first - 1) > 1 and skip.last == len(account.stages) - 1
             need += skip.bytes * (makes_again and op.stage >= skip.first)
-        needs.append(need if op.kind.is_forward or op.kind is OpKind.BACKWARD else 0)
+        needs.append(need if op.kind.is_computation else 0)
     return needs
 
 

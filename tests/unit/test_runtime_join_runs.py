@@ -67,7 +67,7 @@ def planned(kind: Callable[[], Apart]) -> tuple[MeasuredModel, PlannedJoin]:
     settings = PlannerSettings(loss=loss_of, repeats=1, progress=False)
     captured = measure_model(kind(), sample(), {}, settings)
     assert captured.attempt is not None
-    join, measured = captured.attempt.measured()
+    measured = captured.attempt.measured()
     profile = measured.account.by_kind()
     stages = [range(len(branch)) for branch in profile.branches]
     words = [f"{j}:F{'n' if i else 'c'}{i}" for j, branch in enumerate(stages) for i in branch]
@@ -75,7 +75,7 @@ def planned(kind: Callable[[], Apart]) -> tuple[MeasuredModel, PlannedJoin]:
     for j, branch in reversed(list(enumerate(stages))):
         words += [f"{j}:Fa{i}" for i in branch] + [f"{j}:B{i}" for i in reversed(branch)]
     plan = replace(solve_measured_join(measured, "100%"), schedule=Schedule.parse(" ".join(words)))
-    found = planned_join(join, measured, plan, profile)
+    found = planned_join(measured, plan, profile)
     assert any(found.executor.plan.before_backward), "some stage runs again"
     return captured, found
 

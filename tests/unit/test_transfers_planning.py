@@ -189,7 +189,7 @@ def replayed(schedule: Schedule, plan: TransferPlan, profile: ChainProfile) -> i
         )
         return sum(sizes) + profile.gradient_bytes(gradient) + extra
 
-    computations = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
+    computations = [op for op in schedule if op.kind.is_computation]
     for op, actions in zip(computations, plan.actions, strict=True):
         for action in actions:
             match action.act:

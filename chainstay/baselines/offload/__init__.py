@@ -18,7 +18,7 @@ from chainstay.baselines.offload.activation_sets import (
     host_fitting_sets,
     vdnn_sets,
 )
-from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait, OrderedPlan
+from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
 from chainstay.baselines.offload.tflms import tflms, tflms_plan
 from chainstay.problems.offload import OffloadProblem
 from chainstay.schedule import Schedule
@@ -26,7 +26,6 @@ from chainstay.schedule import Schedule
 __all__ = [
     "OFFLOAD_BASELINES",
     "OrderedNoWait",
-    "OrderedPlan",
     "autoswap_sets",
     "best_ordered",
     "first_sets",

@@ -14,24 +14,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from chainstay.problems.offload import OffloadProblem
-from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.timetable import Time, exact, sorted_by_start
-
-
-class OrderedPlan(NamedTuple):
-    """The schedule that moves one set of activations, and its makespan.
-
-    Attributes:
-        makespan: Makespan of the glued halves in ns. A replay of `schedule`, in which idle time
-            need not be between the halves, may be faster, never slower.
-        schedule: Computations and transfers in the order in which they are issued.
-    """
-
-    makespan: Time
-    schedule: Schedule
+from chainstay.schedule import Item
+from chainstay.timetable import TimedSchedule, exact, sorted_by_start
 
 
 class _HalfSchedule(NamedTuple):
@@ -103,21 +90,24 @@ class OrderedNoWait:
         halves = self._halves(chosen)
         return None if halves is None else self._glued(*halves, chosen)
 
-    def plan(self, chosen: Collection[int]) -> OrderedPlan | None:
-        """Return the schedule that moves `chosen`; ``None`` if that leaves too little memory."""
+    def plan(self, chosen: Collection[int]) -> TimedSchedule | None:
+        """Return the schedule that moves `chosen`; ``None`` if that leaves too little memory.
+
+        A replay, in which idle time need not be between the halves, may be faster, never slower.
+        """
         halves = self._halves(chosen)
         if halves is None:
             return None
         (forward, backward), end = halves, self._glued(*halves, chosen)
         order = self._order(chosen)
         starts = (*forward.starts, *(end - tick for tick in reversed(backward.ends)))
-        transfers: dict[Op, Time] = {}
-        for j, start in zip(order, forward.move_starts, strict=True):
-            transfers[Op(_OFFLOAD, j)] = start
+        transfers = {
+            Item("a", j).offload: start for j, start in zip(order, forward.move_starts, strict=True)
+        }
         for j, stop in reversed(list(zip(order, backward.move_ends, strict=True))):
-            transfers[Op(_PREFETCH, j)] = end - stop
+            transfers[Item("a", j).prefetch] = end - stop
         makespan = exact(Fraction(end, self.problem.link.ticks))
-        return OrderedPlan(makespan, Schedule(sorted_by_start(starts, transfers)))
+        return TimedSchedule(makespan, sorted_by_start(starts, transfers))
 
     def _order(self, chosen: Collection[int]) -> list[int]:
         return sorted(j for j in chosen if self.sizes[j])
@@ -181,7 +171,3 @@ class OrderedNoWait:
         for j, back in zip(self._order(chosen), backward.move_ends, strict=True):
             end = max(end, forward.ends[j] + back)
         return end
-
-
-_OFFLOAD: Final = OpKind.OFFLOAD_ACTIVATION
-_PREFETCH: Final = OpKind.PREFETCH_ACTIVATION

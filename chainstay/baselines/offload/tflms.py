@@ -11,9 +11,9 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait, OrderedPlan
-from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.timetable import Time, exact, sorted_by_start
+from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
+from chainstay.schedule import Item
+from chainstay.timetable import TimedSchedule, exact, sorted_by_start
 
 _FINE: Final = 24
 """Up to so many counts and steps ahead all are tried; beyond, in steps that grow by a half."""
@@ -31,14 +31,14 @@ class _Event(NamedTuple):
     size: int
 
 
-def tflms(ordered: OrderedNoWait) -> OrderedPlan | None:
+def tflms(ordered: OrderedNoWait) -> TimedSchedule | None:
     """Return the best plan of all settings that does not run out of memory."""
     counts, lookaheads = _spread(len(ordered.movable)), _spread(len(ordered.sizes))[1:]
     plans = (tflms_plan(ordered, count, ahead) for count in counts for ahead in lookaheads)
     return min(filter(None, plans), key=lambda plan: plan.makespan, default=None)
 
 
-def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> OrderedPlan | None:
+def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TimedSchedule | None:
     """Move the first `count` activations, each back `ahead` computations before its backward.
 
     Returns:
@@ -68,10 +68,10 @@ def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> OrderedPlan | 
         now += ordered.times[1][i]
     if not _fits(ordered, starts, offloads, prefetches):
         return None
-    transfers: dict[Op, Time] = {Op(OpKind.OFFLOAD_ACTIVATION, j): t for j, t in offloads.items()}
-    transfers |= {Op(OpKind.PREFETCH_ACTIVATION, j): t for j, t in prefetches.items()}
+    transfers = {Item("a", j).offload: t for j, t in offloads.items()}
+    transfers |= {Item("a", j).prefetch: t for j, t in prefetches.items()}
     makespan = exact(Fraction(now, ordered.problem.link.ticks))
-    return OrderedPlan(makespan, Schedule(sorted_by_start(tuple(starts), transfers)))
+    return TimedSchedule(makespan, sorted_by_start(starts, transfers))
 
 
 def _fits(

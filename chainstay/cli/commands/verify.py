@@ -24,7 +24,7 @@ from chainstay.cli.terminal import (
     progress_bar,
     spinner,
 )
-from chainstay.files import write_text
+from chainstay.files import write_file
 
 if TYPE_CHECKING:
     from chainstay.verify import Check
@@ -154,7 +154,7 @@ class _Verification:
             small = self.suite.minimised(check)
         path = folder / f"counter-example-{self.options.problem}-{seed}-{check.number}.json"
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, small.counter_example(seed=seed))
+        write_file(path, small.counter_example(seed=seed))
         if not self.as_json:
             print_result(f"Instance {check.number}: {check.reason}")
             print_result(f"Minimised to {small.problem.stages} stages: {path}")

@@ -44,12 +44,12 @@ class ModelCosts:
         """Simulation of plain training."""
         return self.replay(Schedule.keep_all(len(self.profile)))
 
-    def replay(self, schedule: Schedule, discards: str = "free") -> Replay:
+    def replay(self, schedule: Schedule) -> Replay:
         """Simulate `schedule` with all that is known of its costs."""
-        if self.model is None:
-            return simulate(self.profile, schedule, discards=discards)
-        profile, overheads = self.model.costs.costs_of(schedule)
-        return simulate(profile, schedule, discards=discards, overheads=overheads)
+        profile, overheads = self.profile, None
+        if self.model is not None:
+            profile, overheads = self.model.costs.costs_of(schedule)
+        return simulate(profile, schedule, discards="free", overheads=overheads)
 
 
 def build_checked_workload(options: ModelOptions) -> Workload:

@@ -27,7 +27,7 @@ from chainstay.dp.hybrid.slot_chain import PLAIN, InputForm
 from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.profiles import ChainProfile, Link, Stage
 from chainstay.profiles.stage import undominated
-from chainstay.schedule import Op, OpKind
+from chainstay.schedule import Item, Op, OpKind
 
 __all__ = ["Amounts", "ExactHybrid", "ExactPlan", "OptionAmounts"]
 
@@ -41,12 +41,12 @@ class ExactPlan(NamedTuple):
     Attributes:
         cost: Time in data units.
         ops: Forwards and backwards.
-        moved: Items that are offloaded: ``("a", i)`` for ``a^i``, ``("b", i)`` for ``ā^i``.
+        moved: Items that are offloaded.
     """
 
     cost: int
     ops: tuple[Op, ...]
-    moved: frozenset[tuple[str, int]]
+    moved: frozenset[Item]
 
 
 class OptionAmounts(NamedTuple):
@@ -74,7 +74,6 @@ class Amounts:
     """A chain and a budget in units of data; shapes as in `ChainArrays`.
 
     Attributes:
-        unit: Bytes per unit, at most 1.
         time_unit: Time per unit.
         budget: Units of memory.
         activation: Units of ``a^i``.
@@ -84,7 +83,6 @@ class Amounts:
         options: By stage, the options that no other replaces.
     """
 
-    unit: Fraction
     time_unit: Fraction
     budget: int
     activation: tuple[int, ...]
@@ -121,7 +119,6 @@ class Amounts:
 
         states = range(len(profile) + 1)
         return cls(
-            unit=Fraction(1, scale),
             time_unit=Fraction(1, speed),
             budget=budget * scale,
             activation=tuple(profile.activation_bytes(i) * scale for i in states),
@@ -323,7 +320,7 @@ class ExactHybrid:
     def _best_after(self, state: OuterState, step: _Step) -> ExactPlan | None:
         """Return the better of keeping the input and offloading it, and all that comes after."""
         (forward, backward), size, best = step.times, step.size, None
-        item = ("a", state.i) if state.form == PLAIN else ("b", state.i - 1)
+        item = Item("a", state.i) if state.form == PLAIN else Item("b", state.i - 1)
         for moves in (True,) if step.must_leave else (False, True):
             rest = self.outer(
                 OuterState(

@@ -36,7 +36,7 @@ from chainstay.dp.jit import is_available
 from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.profiles import ChainProfile, Link
 from chainstay.profiles.stage import StageOption, undominated
-from chainstay.schedule import Op, OpKind
+from chainstay.schedule import Item, Op, OpKind
 
 _Floats: TypeAlias = NDArray[np.float64]
 
@@ -79,11 +79,11 @@ class SlotPlan(NamedTuple):
 
     Attributes:
         ops: Forwards and backwards.
-        moved: Items that are offloaded: ``("a", i)`` for ``a^i``, ``("b", i)`` for ``ā^i``.
+        moved: Items that are offloaded.
     """
 
     ops: tuple[Op, ...]
-    moved: frozenset[tuple[str, int]]
+    moved: frozenset[Item]
 
 
 def bracket(
@@ -322,7 +322,7 @@ def _plan(grid: DiscretisedChain, labels: Labels, last: int) -> SlotPlan:
     for at, following in pairwise(path):
         i, after = int(labels.stage[at]), int(labels.stage[following])
         if labels.moved[following]:
-            moved.add(("a", i) if labels.form[at] == PLAIN else ("b", i - 1))
+            moved.add(Item("a", i) if labels.form[at] == PLAIN else Item("b", i - 1))
         if labels.form[following] != PLAIN:
             option = int(labels.form[following]) - 1
             ops.append(Op(OpKind.FORWARD_KEEP_ALL, i, option=option))

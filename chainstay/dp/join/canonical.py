@@ -62,10 +62,9 @@ from chainstay.dp.join.sizes import (
     join_sizes,
     positions_of,
     recursions_by_case,
-    recursions_of,
     states_of,
 )
-from chainstay.dp.recursion import Decide, assemble, forwards_dropping_inputs, unfold
+from chainstay.dp.recursion import Decide, Recursion, assemble, forwards_dropping_inputs, unfold
 from chainstay.dp.table import Table
 from chainstay.profiles import JoinProfile
 from chainstay.schedule import Op, OpKind, Schedule
@@ -127,7 +126,7 @@ class _CanonicalProgram:
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...], sums: HalfSums) -> None:
         self.profile, self.sums = profile, sums
         self.sizes = join_sizes(profile, keep, sums)
-        recursions = recursions_of(profile)
+        recursions = tuple(map(Recursion.from_profile, profile.chains))
         self.base_time = sum(recursion.base_time for recursion in recursions)
         self.rerun_time = sum(
             max(int(kind.elapsed[-1] + kind.extra.sum()) for kind in (chain.first, chain.again))
@@ -309,6 +308,9 @@ class OverheadProgram(_CanonicalProgram):
         attained: An overhead that some schedule within `memory` is known to have, in ns.
             Where it is not too large, half of the table's memory is enough.
 
+    Attributes:
+        room: Units of `memory` besides the inputs.
+
     Complexity: O(states Σ n memory t) time, O(states memory t) memory.
     """
 
@@ -322,6 +324,7 @@ class OverheadProgram(_CanonicalProgram):
         attained: int | None = None,
     ) -> None:
         super().__init__(profile, keep, sums)
+        self.room = memory - self.inputs
         wide, tails = memory + 1, len(profile.closing)
         total = self.rerun_time
         # No forward runs more often than there are stages.
@@ -340,6 +343,11 @@ class OverheadProgram(_CanonicalProgram):
         )
         with at_first_interpreted(when=is_small(profile)):
             fill_overheads(self._values, self.sizes, self.costs, parts, tail_parts)
+
+    @property
+    def root(self) -> int | None:
+        """The least overhead, in ns; None if nothing fits."""
+        return self.overhead(self.room)
 
     def overhead(self, m: int) -> int | None:
         """Return the least overhead, in ns, in m units besides the inputs; None if nothing fits."""

@@ -112,32 +112,30 @@ def _both_ways(
     profile: JoinProfile, keep: tuple[bool, ...], least: LeastMemoryProgram, budget: int, unit: int
 ) -> tuple[Schedule, int, int]:
     """Return schedule, makespan and lower bound in ns, with sizes rounded up and then down."""
+
+    def program(unit: int, *, up: bool, attained: int | None = None) -> OverheadProgram:
+        """Return the program in units, sizes rounded one way and the budget the other."""
+        sums = least.sums.scaled(lambda sizes: -(-sizes // unit) if up else sizes // unit)
+        memory = budget // unit if up else -(-budget // unit)
+        rounded = in_units(profile, unit, up=up)
+        return OverheadProgram(rounded, keep, sums, memory, attained=attained)
+
     attained = None
     if (_entries_per_slot(profile) + _rows(least.sums)) * (budget // unit) > _LARGE_TABLE:
-        coarse = in_units(profile, _COARSER * unit, up=True)
-        sums = least.sums.scaled(lambda sizes: -(-sizes // (_COARSER * unit)))
-        first = OverheadProgram(coarse, keep, sums, budget // unit // _COARSER)
-        attained = first.overhead(budget // unit // _COARSER - first.inputs)
-        del first
-    rounded, sums = (
-        in_units(profile, unit, up=True),
-        least.sums.scaled(lambda size: -(-size // unit)),
-    )
-    program = OverheadProgram(rounded, keep, sums, budget // unit, attained=attained)
-    overhead = program.overhead(budget // unit - program.inputs)
+        attained = program(_COARSER * unit, up=True).root
+    careful = program(unit, up=True, attained=attained)
+    overhead = careful.root
     if overhead is not None:
-        schedule = program.schedule(budget // unit - program.inputs)
+        schedule = careful.schedule(careful.room)
     else:  # only rounding made it infeasible: fall back on what is known to fit
         schedule = least.schedule(budget - least.inputs)
-        overhead = time_of(profile, schedule) - program.base_time
-    makespan = overhead + program.base_time
+        overhead = time_of(profile, schedule) - careful.base_time
+    makespan = overhead + careful.base_time
     if all(size % unit == 0 for size in _sizes(profile)):
         return schedule, makespan, makespan
-    del program  # half of the memory in use
-    room = -(-budget // unit)
-    rounded, sums = in_units(profile, unit, up=False), least.sums.scaled(lambda size: size // unit)
-    optimist = OverheadProgram(rounded, keep, sums, room, attained=overhead)
-    bound = optimist.overhead(room - optimist.inputs)
+    del careful  # half of the memory in use
+    optimist = program(unit, up=False, attained=overhead)
+    bound = optimist.root
     assert bound is not None, "what fits with sizes rounded up fits with sizes rounded down"
     return schedule, makespan, min(makespan, bound + optimist.base_time)
 

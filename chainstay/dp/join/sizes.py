@@ -123,11 +123,6 @@ def positions_of(state: int, sizes: JoinSizes) -> list[int]:
     ]
 
 
-def recursions_of(profile: JoinProfile) -> tuple[Recursion, ...]:
-    """Return the recursions of every branch, and of the tail."""
-    return tuple(Recursion.from_profile(chain) for chain in profile.chains)
-
-
 def recursions_by_case(
     profile: JoinProfile, alone: tuple[Recursion, ...], sums: HalfSums
 ) -> tuple[Recursion, ...]:

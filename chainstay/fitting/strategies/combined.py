@@ -35,8 +35,8 @@ from chainstay.runtime.transfer import program_of, transfers_of
 from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.solve.hybrid import Pofo
-from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
-from chainstay.timetable import Transfers
+from chainstay.solve.whole_transfers import WholeTransferSearch
+from chainstay.timetable import TimedSchedule, Transfers
 from chainstay.units import format_bytes
 from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.hybrid.fractional_transfers import without_transfers

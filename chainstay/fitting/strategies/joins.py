@@ -35,32 +35,29 @@ class JoinAttempt:
     settings: PlannerSettings
     loss: Callable[[GraphJoin], ChainStage | None]
     blocks: frozenset[str]
-    _known: list[tuple[GraphJoin, MeasuredJoin]] = field(default_factory=list)
+    _known: list[MeasuredJoin] = field(default_factory=list)
 
-    def measured(self) -> tuple[GraphJoin, MeasuredJoin]:
+    def measured(self) -> MeasuredJoin:
         """Return the graph as branches, and what they cost; it is measured once.
 
         Raises:
             NotAJoinError: The model is no join after all; the text says why.
         """
         if not self._known:
-            self._known.append(self._measured_now())
+            call, settings = self.call, self.settings
+            join = cut_into_join(call.observed_again(), settings.granularity, self.blocks)
+            with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
+                parts = parts_of(join, call.inputs, self.loss(join), call.device, progress=bar)
+                measured = measure_join(
+                    join,
+                    parts,
+                    join.shared_names,
+                    repeats=settings.repeats,
+                    cache=settings.cache,
+                    wants_options=settings.stage_options,
+                )
+            self._known.append(measured)
         return self._known[0]
-
-    def _measured_now(self) -> tuple[GraphJoin, MeasuredJoin]:
-        call, settings = self.call, self.settings
-        join = cut_into_join(call.observed_again(), settings.granularity, self.blocks)
-        with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
-            parts = parts_of(join, call.inputs, self.loss(join), call.device, progress=bar)
-            measured = measure_join(
-                join,
-                parts,
-                join.shared_names,
-                repeats=settings.repeats,
-                cache=settings.cache,
-                wants_options=settings.stage_options,
-            )
-        return join, measured
 
     def plan(self, budget: int) -> PlannedJoin:
         """Return the plan within `budget` bytes.
@@ -70,17 +67,15 @@ class JoinAttempt:
             InvalidProfileError: Its branches are too many, or too long.
             InfeasibleBudgetError: Nothing was found that fits.
         """
-        join, measured = self.measured()
+        measured = self.measured()
         solution, profile = solve_measured_join(measured, budget), measured.account.by_kind()
         overheads = tuple(measured.account.overheads(solution.schedule))
-        planned = planned_join(join, measured, solution, profile)
+        planned = planned_join(measured, solution, profile)
         return replace(planned, overheads=overheads, plain_time=profile.least_time)
 
 
-def planned_join(
-    join: GraphJoin, stages: StagedJoin, solution: Solution, profile: JoinProfile
-) -> PlannedJoin:
-    """Return a graph by the schedule of `solution`, its branches apart.
+def planned_join(stages: StagedJoin, solution: Solution, profile: JoinProfile) -> PlannedJoin:
+    """Return a join by the schedule of `solution`, its branches apart.
 
     The tail of the solution and of the profile has the loss behind it.
 
@@ -104,7 +99,7 @@ def planned_join(
         )
     lengths = " and ".join(map(str, shape.lengths))
     return PlannedJoin(
-        graph=join,
+        graph=stages.join,
         executor=executor,
         solution=solution,
         profile=profile,

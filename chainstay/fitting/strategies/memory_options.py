@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakSet
 
@@ -32,9 +32,9 @@ class MemoryOptions:
 
     recompute: bool
     offload: bool
-    is_offload_asked: bool
-    link: Link | None
-    host_budget: int | None
+    is_offload_asked: bool = False
+    link: Link | None = None
+    host_budget: int | None = None
     obstacle: str = ""
     engines: WeakSet[Engine] = field(default_factory=WeakSet, compare=False, repr=False)
 
@@ -84,13 +84,10 @@ class MemoryOptions:
 
     def link_on(self, device: torch.device) -> Link:
         """Return the link, its memory held to the host's budget."""
-        link = self.link or measure_link(device)
         limit = self.host_budget
         if limit is not None and accelerator_at(device) is not None:
             limit -= limit // 8  # pinned memory is rounded up; see `pinned_pieces`
-        if limit is None:
-            return link
-        return replace(link, capacity=limit if link.capacity is None else min(limit, link.capacity))
+        return (self.link or measure_link(device)).within(limit)
 
     def engine_for(self, solution: Solution, device: torch.device) -> Engine | None:
         """Return the engine for the transfers of `solution`; ``None`` if it has none."""
@@ -102,7 +99,5 @@ class MemoryOptions:
         return engine
 
 
-RECOMPUTING: Final = MemoryOptions(
-    recompute=True, offload=False, is_offload_asked=False, link=None, host_budget=None
-)
+RECOMPUTING: Final = MemoryOptions(recompute=True, offload=False)
 """Nothing goes to the host."""

@@ -150,7 +150,7 @@ def start_from(program: HybridProgram, schedule: Schedule, timetable: Timetable)
     def in_units(time: Time) -> int:
         return math.ceil(time * scale)
 
-    computations = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
+    computations = [op for op in schedule if op.kind.is_computation]
     places = {(p.phase, p.sweep, p.stage, p.is_backward): p for p in program.computations}
     used: dict[tuple[int, int, int, bool], tuple[Op, Time]] = {}
     phase, sweep, before = len(program.problem.profile) - 1, 0, -1

@@ -136,9 +136,7 @@ class OffloadProgram:
             if outcome.is_on(moving.moves):
                 transfers[Op(OpKind.OFFLOAD_ACTIVATION, j)] = values[moving.offload.index]
                 transfers[Op(OpKind.PREFETCH_ACTIVATION, j)] = values[moving.prefetch.index]
-        return Schedule(
-            sorted_by_start(tuple(values[start.index] for start in self.starts), transfers)
-        )
+        return sorted_by_start([values[start.index] for start in self.starts], transfers)
 
 
 def build(problem: OffloadProblem, *, known: Time | None = None, least: Time = 0) -> OffloadProgram:

@@ -8,7 +8,7 @@ from torch import nn
 
 from chainstay.errors import InvalidBudgetError
 from chainstay.runtime.devices.device import accelerator_at
-from chainstay.units import format_bytes, parse_bytes
+from chainstay.units import format_bytes, parse_bytes, whole_number
 
 MARGIN: Final = 0.05
 """Share of what is free that stays free: the allocator's fragments, and workspaces of kernels."""
@@ -61,7 +61,7 @@ def plain_bytes(name: str, given: object) -> int:
     Raises:
         InvalidBudgetError: It is none.
     """
-    size = parse_bytes(given) if isinstance(given, str) else given
-    if not isinstance(size, int) or size < 0:
+    size = parse_bytes(given) if isinstance(given, str) else whole_number(given)
+    if size is None or size < 0:
         raise InvalidBudgetError(f"{name} is {given!r}; write whole bytes or '2GiB'")
     return size

@@ -91,7 +91,7 @@ def standing_bytes(profile: ChainProfile, schedule: Schedule) -> Iterator[int]:
     passed_on = _sums(profile, _passed_on(profile))
     held: set[Item] = set()
     for index, op in enumerate(schedule):
-        works = op.kind.is_forward or op.kind is OpKind.BACKWARD
+        works = op.kind.is_computation
         if (made := op.makes) is not None:
             held.add(made)
         states = {item.stage + 1 for item in held}

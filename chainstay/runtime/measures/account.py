@@ -306,7 +306,7 @@ class Account:
         runs = [0] * len(self.stages)
         handed_out = list(self._handed_out(len(self.stages)))
         for op, (stages, _) in zip(schedule, records, strict=True):
-            works = op.kind.is_forward or op.kind is OpKind.BACKWARD
+            works = op.kind.is_computation
             here = (skip for skip in handed_out if works and skip.first <= op.stage)
             twice = sum(skip.bytes for skip in here if runs[skip.first - 1] > 1)
             has_output = op.kind.is_forward and runs[-1]
@@ -330,7 +330,7 @@ def environment_bytes(
             last[stage] = position
     held = 0
     for position, (kind, stages) in enumerate(runs):
-        if not (kind.is_forward or kind is OpKind.BACKWARD):
+        if not kind.is_computation:
             yield 0  # removing something takes nothing
             continue
         again = {stage: cost_of(stage) for stage in stages if first[stage] < last[stage]}

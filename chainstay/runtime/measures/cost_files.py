@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_flatten
 from chainstay import documents
 from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
-from chainstay.files import write_text
+from chainstay.files import write_file
 from chainstay.profiles import Skip
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.capture.trials.model_forward import own_forward
@@ -100,7 +100,7 @@ def write_sealed(path: Path, kind: str, version: int, body: Mapping[str, object]
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, documents.dump(kind, version, {**body, "digest": _digest(body)}))
+        write_file(path, documents.dump(kind, version, {**body, "digest": _digest(body)}))
     except OSError as failure:
         warnings.warn(f"{path} is not written: {failure}; choose another cache", stacklevel=3)
 

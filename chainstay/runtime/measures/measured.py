@@ -61,13 +61,17 @@ class Measurement:
         return self.account.profile()
 
     @property
+    def plain_profile(self) -> ChainProfile:
+        """The profile of plain training: closer, but sound for no other schedule."""
+        return self.account.profile_for(Schedule.keep_all(len(self.account.stages)))
+
+    @property
     def offload_profile(self) -> OffloadProfile:
         """The profile for `chainstay.solve_offload`: nothing is run again.
 
         The input, which is the caller's, and what several states share stay on the device.
         """
-        schedule = Schedule.keep_all(len(self.account.stages))
-        return movable_profile(self.account.profile_for(schedule))
+        return movable_profile(self.plain_profile)
 
     @property
     def movable_profile(self) -> ChainProfile:

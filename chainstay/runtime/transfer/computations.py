@@ -47,7 +47,7 @@ def computations_of(
     for index, op in enumerate(schedule):
         if (reason := _refusal(op, loss, is_in_loss=begun is not None)) is not None:
             raise InvalidScheduleError(reason, index=index, ops=schedule.ops)
-        if not (op.kind.is_forward or op.kind is OpKind.BACKWARD):
+        if not op.kind.is_computation:
             gap.append(op)
             continue
         stage = profile.stages[op.stage]
@@ -73,7 +73,7 @@ def _refusal(op: Op, loss: int, *, is_in_loss: bool) -> str | None:
         return f"{op} is an operation of joins, and this is a single chain"
     if op.stage > loss:
         return f"{op} names stage {op.stage}, the last one is {loss}"
-    if not (op.kind.is_forward or op.kind is OpKind.BACKWARD):
+    if not op.kind.is_computation:
         return None
     if is_in_loss and op != Op(OpKind.BACKWARD, loss):
         return f"{op} runs between the loss and its backward, where a runtime cannot do anything"
