@@ -46,6 +46,7 @@ from chainstay.planning.questions import (
     counts_environments,
     is_rounded,
     judge,
+    least_solution,
     profile_for,
     renews_inputs_of_parts,
 )
@@ -330,7 +331,7 @@ class _ChainPlanner:
         profile = profile_for(method, account, is_sound=True)
         smallest, latest = known, None
         for _ in range(_SOLVES if isinstance(method, DP) else 1):
-            solution = _least(profile, method, known)
+            solution = least_solution(profile, method, known)
             if solution is None or solution.schedule == latest:
                 break
             latest = solution.schedule
@@ -397,13 +398,3 @@ def _as_it_runs(solution: Solution, judged: Judged, budget: int) -> Solution:
         lower_bound=0,
         unrestricted_bound=0,
     )
-
-
-def _least(profile: ChainProfile, method: Method, known: Solution | None) -> Solution | None:
-    """Return a method's solution within its least budget, if that is below what `known` needs."""
-    try:
-        return solve_chain(profile, 1, method)
-    except InfeasibleBudgetError as error:
-        if known is not None and error.required >= known.peak_bytes:
-            return None
-        return solve_chain(profile, error.required, method)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from chainstay.dp import DP
+from chainstay.errors import InfeasibleBudgetError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.execute.remade import remade_bytes
@@ -13,7 +14,7 @@ from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Method, Solution
-from chainstay.solve import AutoChain
+from chainstay.solve import AutoChain, solve_chain
 from chainstay.validation.simulate import Replay, simulate
 
 
@@ -92,3 +93,15 @@ def renews_inputs_of_parts(schedule: Schedule) -> bool:
         elif op.kind is OpKind.BACKWARD:
             in_part.discard(op.stage)
     return False
+
+
+def least_solution(
+    profile: ChainProfile, method: Method, known: Solution | None
+) -> Solution | None:
+    """Return a method's solution within its least budget, if that is below what `known` needs."""
+    try:
+        return solve_chain(profile, 1, method)
+    except InfeasibleBudgetError as error:
+        if known is not None and error.required >= known.peak_bytes:
+            return None
+        return solve_chain(profile, error.required, method)

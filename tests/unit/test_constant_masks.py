@@ -66,6 +66,10 @@ def drawn(_: torch.Tensor) -> torch.Tensor:
     return (column <= row) | (torch.rand(LENGTH, LENGTH) > 2)
 
 
+def drawn_by_a_function(_: torch.Tensor) -> torch.Tensor:
+    return functional.gumbel_softmax(torch.zeros(LENGTH, LENGTH)) > -1
+
+
 KEPT: dict[str, Mask] = {
     "of an input": lambda x: (x[..., 0] == x[..., 0])[:, None, None, :].expand(
         2, 1, LENGTH, LENGTH
@@ -77,6 +81,7 @@ KEPT: dict[str, Mask] = {
     "rectified in place, by position": partial(rectified, by_position=True),
     "drawn": drawn,
     "drawn by a distribution": drawn_by_a_distribution,
+    "drawn by a function": drawn_by_a_function,
     "added": lambda _: torch.zeros(LENGTH, LENGTH),
 }
 

@@ -229,13 +229,18 @@ def _changes(node: fx.Node) -> bool:
     name = called_name(node)
     is_operator = getattr(operator, name, None) is target  # `and_`, say
     in_place = name.endswith("_") and not (name.endswith("__") or is_operator)
-    is_functional = getattr(target, "__module__", "") == functional.__name__
-    flags = [node.kwargs.get("inplace"), *(node.args if is_functional else ())]
+    flags = [node.kwargs.get("inplace"), *(node.args if _is_functional(node) else ())]
     is_asked = any(flag is True for flag in flags)
     return in_place or is_asked or target in _ASSIGNING or "out" in node.kwargs
 
 
 def _draws(node: fx.Node) -> bool:
-    """Whether an operator may draw random numbers."""
+    """Whether an operator may draw random numbers; what torch has as a function only may, too."""
     name = called_name(node)
-    return "dropout" in name or torch.Tag.nondeterministic_seeded in tags_of(name)
+    is_unknown = _is_functional(node) and not hasattr(torch.ops.aten, name)  # `gumbel_softmax`
+    return "dropout" in name or is_unknown or torch.Tag.nondeterministic_seeded in tags_of(name)
+
+
+def _is_functional(node: fx.Node) -> bool:
+    """Whether a node calls a function of ``torch.nn.functional``."""
+    return getattr(node.target, "__module__", "") == functional.__name__
