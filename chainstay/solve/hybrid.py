@@ -109,7 +109,7 @@ def certify_with_bound(
     Raises:
         CertificateError: The claim is false.
     """
-    bound = hybrid_bound(problem.profile, problem.budget, problem.link.relaxed)
+    bound = hybrid_bound(problem.profile, problem.budget, problem.link)
     return certify_hybrid(problem, claim, bound=bound, method=method, solve_seconds=solve_seconds)
 
 

@@ -38,7 +38,7 @@ class IntegerProgramHybrid(IntegerProgramMethod):
         """Return a better claim than `known`, or `known` with a better bound."""
         least = max(
             problem.profile.least_time,
-            hybrid_bound(problem.profile, problem.budget, problem.link.relaxed),
+            hybrid_bound(problem.profile, problem.budget, problem.link),
         )
         if known is None:
             return claim(problem, self.settings, known=None, least=least)
