@@ -393,7 +393,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/special_operators.py",
-        "torch.Tag.pointwise in _tags_of(name)",
+        "torch.Tag.pointwise in tags_of(name)",
         "True",
         "unit/test_stage_options.py::test_products_are_replayed_with_gradients_on",
     ),
