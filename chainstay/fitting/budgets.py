@@ -8,10 +8,12 @@ from typing import Final
 from torch import nn
 
 from chainstay.errors import InvalidBudgetError
+from chainstay.planning.questions import plain_peak
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.solve import budget_bytes, budgets
+from chainstay.solve import budget_bytes
+from chainstay.solve.budgets import parse_budget
 from chainstay.units import parse_percentage
 
 Budget = int | str | float | Fraction | None
@@ -36,7 +38,7 @@ def bytes_of(budget: Budget, model: nn.Module | None, reserve: int, measured: Me
         return free_bytes(model, reserve)
     if isinstance(budget, float | Fraction):
         return int(Fraction(budget) * plain_peak(measured))
-    return budget_bytes(measured.plain_profile, budget)
+    return parse_budget(budget, lambda: plain_peak(measured))
 
 
 def is_share(budget: Budget) -> bool:
@@ -44,11 +46,6 @@ def is_share(budget: Budget) -> bool:
     if isinstance(budget, str):
         return parse_percentage(budget) is not None
     return isinstance(budget, float | Fraction)
-
-
-def plain_peak(measured: Measurement) -> int:
-    """Return the bytes that plain training needs."""
-    return budgets.plain_peak(measured.plain_profile)
 
 
 def require_budget(model: nn.Module, budget: object, reserve: int) -> None:

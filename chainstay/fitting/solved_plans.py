@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
-from chainstay.fitting.budgets import bytes_of, plain_peak
+from chainstay.fitting.budgets import bytes_of
 from chainstay.fitting.measured_graph import MeasuredGraph, next_larger
 from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
 from chainstay.fitting.proportion import plan_in_proportion
 from chainstay.fitting.strategies.fastest import Strategies, plan_of, planned_blocks, solve_blocks
 from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.fitting.tried_plans import AnyPlan, Rehearse, tried
+from chainstay.planning.questions import plain_peak
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again, cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks

@@ -47,6 +47,7 @@ from chainstay.planning.questions import (
     is_rounded,
     judge,
     least_solution,
+    plain_peak,
     profile_for,
     renews_inputs_of_parts,
 )
@@ -55,8 +56,8 @@ from chainstay.profiles import ChainProfile
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
-from chainstay.solve import AutoChain, budget_bytes, resolve_method, solve_chain
-from chainstay.solve.budgets import plain_peak
+from chainstay.solve import AutoChain, resolve_method, solve_chain
+from chainstay.solve.budgets import parse_budget
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
@@ -92,11 +93,11 @@ def solve_measured(
 
     Returns:
         The schedule; its `peak_bytes` are by what each of its own operations needs, what it makes
-        again included. Of all schedules of `family` whose own peak is within the budget, none
-        is faster than `lower_bound`. If the method proves its optimum, `is_optimal` is true unless
-        a part of the output that the caller holds is made again and does not fit; with other rules
-        than Table 1's, also where options were left out, or what runs again save (random states,
-        buffers) does not fit.
+        again included, and of plain training, less what no backward reads. Of all schedules of
+        `family` whose own peak is within the budget, none is faster than `lower_bound`. If the
+        method proves its optimum, `is_optimal` is true unless a part of the output that the caller
+        holds is made again and does not fit; with other rules than Table 1's, also where options
+        were left out, or what runs again save (random states, buffers) does not fit.
 
     Raises:
         InvalidBudgetError: `budget` is not a positive number of bytes.
@@ -118,7 +119,7 @@ def solve_measured(
         'Fa0 Fa1 Fa2 Fa3 B3 B2 B1 B0'
     """
     start = time.perf_counter()
-    budget = budget_bytes(measured.plain_profile, budget)
+    budget = parse_budget(budget, lambda: plain_peak(measured))
     asked = AutoChain(discards=Discards.FREE) if method == "auto" else resolve_method(method)
     planner = _ChainPlanner(measured=measured, budget=budget, can_run=can_run)
     solution = planner.plain(asked) or planner.fastest(asked)
@@ -145,15 +146,15 @@ class _ChainPlanner:
 
     def plain(self, method: Method) -> Solution | None:
         """Return plain training, if it fits; nothing is faster."""
-        profile = self.measured.plain_profile
+        profile, peak = self.measured.plain_profile, plain_peak(self.measured)
         schedule = Schedule.keep_all(len(profile))
-        peak = simulate(profile, schedule).peak_bytes
         if peak > self.budget or not self.can_run(schedule):
             return None
         makespan = profile.least_time
         claim = Claim(schedule=schedule, makespan=makespan, lower_bound=makespan, family=Family.ALL)
-        solution = certify(ChainProblem(profile, self.budget), claim, method=str(method))
-        return replace(solution, unrestricted_bound=makespan)
+        problem = ChainProblem(profile, max(self.budget, simulate(profile, schedule).peak_bytes))
+        solution = certify(problem, claim, method=str(method))
+        return replace(solution, budget=self.budget, peak_bytes=peak, unrestricted_bound=makespan)
 
     def fastest(self, asked: Method) -> Solution:
         """Return the fastest solution of the methods that `asked` stands for.
@@ -178,10 +179,9 @@ class _ChainPlanner:
         return best or self._smallest_of(methods)
 
     def _drops_enough(self, solution: Solution) -> bool:
-        """Return whether options drop what free discards would drop between stages.
+        """Return whether options drop what free discards would, as in plans that run little again.
 
-        Where a plan has to run most stages again, it keeps few in part, and free discards may save
-        more runs.
+        Where most stages run again, few are kept in part, and free discards may save more runs.
         """
         uses_options = any(op.option for op in solution.schedule)
         return uses_options and solution.makespan < _SLOW * self.measured.profile.least_time
@@ -341,7 +341,7 @@ class _ChainPlanner:
             ):
                 smallest = _as_it_runs(solution, judged, judged.needs)
             profile = profile_for(method, account, latest)
-        needs = plain_peak(self.measured.plain_profile)
+        needs = plain_peak(self.measured)
         if isinstance(method, DP) and (smallest is None or smallest.peak_bytes > needs):
             profile = profile_for(method, account)
             return self._smaller_than_plain(method, profile, needs) or smallest
@@ -380,7 +380,7 @@ class _ChainPlanner:
         step = "forward" if op.kind.is_forward else "backward"
         operator = cost.forward_operator if op.kind.is_forward else cost.backward_operator
         at = f" at {operator}" if operator else ""
-        plain = plain_peak(measured.plain_profile)
+        plain = plain_peak(measured)
         return (
             f"That is {smallest.peak_bytes / max(plain, 1):.0%} of plain training; the {step} of "
             f"stage {op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself "

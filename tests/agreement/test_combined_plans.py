@@ -19,10 +19,10 @@ from chainstay.errors import (
     InvalidScheduleError,
     SolverLimitError,
 )
-from chainstay.fitting.budgets import plain_peak
 from chainstay.fitting.strategies.combined import solve_combined
 from chainstay.fitting.strategies.offloaded import solve_offloaded
 from chainstay.planning import solve_measured
+from chainstay.planning.questions import plain_peak
 from chainstay.profiles import ChainProfile, Link
 from chainstay.report.timeline import build_timeline
 from chainstay.runtime.execute.items import bounding_chain, standing_bytes

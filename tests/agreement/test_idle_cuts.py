@@ -11,7 +11,7 @@ from torch import nn
 import chainstay
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts, spans_over
-from chainstay.schedule import OpKind
+from chainstay.schedule import OpKind, Schedule
 from runtime_support import stages_of
 from training_conditions import Sample, differences, shown, trained
 from twins import peak_of
@@ -31,30 +31,52 @@ class WaveNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, total = self.enter(x), torch.zeros(())
         for gate, on, out in zip(self.gates, self.on, self.out, strict=True):
-            left, right = gate(x).chunk(2, 1)
-            made = torch.tanh(left) * torch.sigmoid(right)
+            made = gated(gate(x))
             total, x = total + out(made), x + on(made)
-        return total
+        return total + x
 
 
-@pytest.mark.long
-def test_what_plain_training_fits_in_is_enough_without_running_anything_again() -> None:
+def gated(both: torch.Tensor) -> torch.Tensor:
+    left, right = both.chunk(2, 1)
+    return torch.tanh(left) * torch.sigmoid(right)
+
+
+def plain_peak_of(model: nn.Module, x: torch.Tensor) -> int:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return peak_of(model, x) + x.nbytes
+
+
+def test_plain_training_needs_what_is_predicted_though_sums_are_let_go() -> None:
     """If all sums were kept, it would need a third more."""
     torch.manual_seed(0)
     x = torch.randn(2, 1, 400)
     plain = WaveNet()
     planned = copy.deepcopy(plain)
-    for parameter in plain.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    budget = (peak_of(plain, x) + x.nbytes) * 105 // 100
+    needed = plain_peak_of(plain, x)
+    chainstay.fit(planned, (x,), budget=needed * 1003 // 1000, loss=loss_of, repeats=1)
+    plan = shown(planned).plans[-1]
+    assert plan.solution.schedule == Schedule.keep_all(len(plan.profile))
+    assert plan.solution.peak_bytes == plan.plain_peak
+    assert needed <= plan.solution.peak_bytes <= plan.solution.budget
+    chainstay.fit(planned, (x,), budget="60%", loss=loss_of, repeats=1)
+    assert shown(planned).solution.budget == plan.plain_peak * 60 // 100
+    assert peak_of(planned, x) + x.nbytes <= needed * 602 // 1000
+
+
+@pytest.mark.long
+def test_spans_over_idle_cuts_keep_everything_in_less() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 1, 400)
+    plain = WaveNet()
+    planned = copy.deepcopy(plain)
+    budget = plain_peak_of(plain, x) * 98 // 100
     chainstay.fit(planned, (x,), budget=budget, loss=loss_of, granularity="fine", repeats=1)
     solution, profile = shown(planned).solution, shown(planned).plans[-1].profile
     assert isinstance(profile, ChainProfile)
     kept = [op for op in solution.schedule if op.kind is OpKind.FORWARD_KEEP_ALL]
-    assert all(op.kind in (OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD) for op in solution.schedule)
     names = {profile.stages[op.stage].all_options[op.option].name for op in kept if op.option}
-    assert names == {"keeps everything"}
-    assert shown(planned).kept_in_part == ()
+    assert "keeps everything" in names
     assert differences(trained(planned, Sample((x,))), trained(plain, Sample((x,)))) == []
     assert peak_of(planned, x) + x.nbytes <= solution.peak_bytes <= budget
 

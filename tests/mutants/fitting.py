@@ -195,6 +195,13 @@ _PLANNING: Final = (
         "unit/test_planning.py::test_auto_looks_at_free_discards_where_options_leave_a_plan_slow",
     ),
     Mutant(
+        "planning/questions.py",
+        "freed = measured.freed_bytes or",
+        "freed =",
+        "agreement/test_idle_cuts.py::"
+        "test_plain_training_needs_what_is_predicted_though_sums_are_let_go",
+    ),
+    Mutant(
         "planning/chain.py",
         "return judged.needs <= self.budget",
         "return judged.replay.peak_bytes <= self.budget",

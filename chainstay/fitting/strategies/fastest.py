@@ -22,12 +22,12 @@ from typing import Final
 
 from chainstay.dp import DP
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnknownMethodError
-from chainstay.fitting.budgets import plain_peak
 from chainstay.fitting.strategies.combined import solve_combined
 from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.fitting.strategies.offloaded import solve_offloaded
 from chainstay.planning import solve_measured
+from chainstay.planning.questions import plain_peak
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link

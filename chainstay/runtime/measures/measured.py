@@ -36,6 +36,7 @@ from chainstay.runtime.measures.option_costs import (
 )
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import Effects
+from chainstay.runtime.stage.idle_cuts import freed_bytes
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import detached
 from chainstay.schedule import Schedule
@@ -50,10 +51,13 @@ class Measurement:
     Attributes:
         chain: The stages, the loss excluded.
         account: Costs of ``len(chain.stages) + 1`` stages; the last one is the loss.
+        freed_bytes: By stage, the bytes of its input that are gone in plain training once it has
+            run, as no backward reads them; empty where that is not known.
     """
 
     chain: Chain
     account: Account
+    freed_bytes: tuple[int, ...] = ()
 
     @property
     def profile(self) -> ChainProfile:
@@ -133,8 +137,10 @@ def measure_subject(
         titles = tuple(stage.name for stage in subject.stages)
         file = AccountFile(path_in(cache, signature_of(subject, autocast)), titles)
     account = None if file is None else file.read()
+    freed = freed_bytes(subject.model_stages, subject.source, subject.shared)
     if account is not None:
-        known = Measurement(chain=chain(effects=effects_of([subject])), account=account)
+        effects = effects_of([subject])
+        known = Measurement(chain=chain(effects=effects), account=account, freed_bytes=freed)
         found = found_on_file(known, [subject], wants_options)
         if found is not None:
             return found
@@ -143,6 +149,7 @@ def measure_subject(
     without_times = Measurement(
         chain=chain(effects=tuple(seen.effects for seen in observed if not seen.stage.is_loss)),
         account=account_for(observed, memories, subject, autocast),
+        freed_bytes=freed,
     )
     observed = timed(observed, subject, repeats(without_times))
     account = account_for(observed, memories, subject, autocast)

@@ -64,6 +64,16 @@ def merge_idle_cuts(
     return tuple(groups)
 
 
+def freed_bytes(
+    stages: Sequence[ChainStage], source: State, shared: Sequence[Any]
+) -> tuple[int, ...]:
+    """Return the bytes of each stage's input that are gone in plain training once it has run.
+
+    The chain is run once, without the loss.
+    """
+    return tuple(cut.idle_bytes for cut in _cuts(stages, source, shared))
+
+
 def spans_over_cuts(
     stages: Sequence[ChainStage],
     source: State,
