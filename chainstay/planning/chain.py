@@ -65,8 +65,8 @@ from chainstay.validation.simulate import simulate
 _SOLVES: Final = 4
 """Questions to a method, at most."""
 
-_SLOW: Final = 1.25
-"""Of plain training's time: where plans take longer, free discards are looked at, too."""
+_SLOW: Final = 4 / 3
+"""Of plain training's time, as if all ran again: slower plans are compared with free discards."""
 
 
 def solve_measured(
