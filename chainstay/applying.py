@@ -29,6 +29,7 @@ from chainstay.profiles import ChainProfile, JoinProfile, OffloadProfile
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
+from chainstay.runtime.capture.extract import require_module_and_tuple
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
@@ -170,8 +171,8 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
         InvalidPlanError: The file is no plan, or its schedule does not do what it says.
         PlanMismatchError: The plan is for something else; ``error.differences`` names each
             thing that differs.
-        UnsupportedModelError: Not a module, wrapped since it was fitted, or it can no longer
-            be cut.
+        UnsupportedModelError: Not a module, wrapped since it was fitted, it can no longer be
+            cut, or `sample_args` is no tuple.
         HostBudgetError: What the plan has away at a time exceeds `host_budget`.
         ValueError: `on_new_shape` is none.
 
@@ -179,6 +180,7 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
         A few seconds of tracing, and some five forwards.
     """
     require_model(model)
+    require_module_and_tuple(model, sample_args)
     if on_new_shape not in ("refuse", "run plainly"):
         raise ValueError(f"on_new_shape is {on_new_shape!r}, must be 'refuse' or 'run plainly'")
     known = plan if isinstance(plan, Plan) else load_plan(plan)

@@ -174,14 +174,14 @@ class _ChainPlanner:
                 best = found
             elif best is not None:
                 break
-            if isinstance(asked, AutoChain) and best and self._drops_enough(best):
+            if isinstance(asked, AutoChain) and best and self._is_fast_in_part(best):
                 break
         return best or self._smallest_of(methods)
 
-    def _drops_enough(self, solution: Solution) -> bool:
-        """Return whether options drop what free discards would, as in plans that run little again.
+    def _is_fast_in_part(self, solution: Solution) -> bool:
+        """Return whether a plan keeps stages in part, and drops by that what free discards would.
 
-        Where most stages run again, few are kept in part, and free discards may save more runs.
+        Where most stages run again, few are kept in part: free discards may save more runs.
         """
         uses_options = any(op.option for op in solution.schedule)
         return uses_options and solution.makespan < _SLOW * self.measured.profile.least_time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 from typing import NamedTuple
 
 from chainstay.dp import DP
@@ -37,19 +36,10 @@ class Judged(NamedTuple):
 
 
 def plain_peak(measured: Measurement) -> int:
-    """Return the bytes that plain training needs.
-
-    A profile has the output of a stage until its backward, which is more than plain training has
-    where nobody saves it.
-    """
-    profile, stages = measured.plain_profile, len(measured.account.stages)
-    freed = measured.freed_bytes or (0,) * (stages - 1)
-    gone = (0, *accumulate(freed), sum(freed))  # in front of each stage, the loss, and behind it
-    replay = simulate(profile, Schedule.keep_all(stages))
-    return max(
-        moment.during_bytes - gone[moment.op.stage + (moment.op.kind is OpKind.BACKWARD)]
-        for moment in replay.timeline
-    )
+    """Return the bytes that plain training needs."""
+    schedule = Schedule.keep_all(len(measured.account.stages))
+    profile, overheads = measured.costs_of(schedule)
+    return simulate(profile, schedule, overheads=overheads).peak_bytes
 
 
 def profile_for(

@@ -78,8 +78,8 @@ def parse_plan(text: str) -> Plan:
     profile = _profile(document.child("profile"))
     solution = _solution(document.child("solution"), _stages_of(profile))
     overheads = document.integers("overheads")
-    if any(not 0 <= overhead <= _LARGEST_NUMBER for overhead in overheads):
-        raise InvalidPlanError(f"{KIND}: field 'overheads' must hold numbers from 0 to 2**60")
+    if any(abs(overhead) > _LARGEST_NUMBER for overhead in overheads):
+        raise InvalidPlanError(f"{KIND}: field 'overheads' must hold numbers within 2**60 of 0")
     fingerprint = document.child("fingerprint")
     return Plan(
         solution=solution,

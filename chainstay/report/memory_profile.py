@@ -64,17 +64,20 @@ def replay_levels(replay: Replay) -> tuple[MemoryLevel, ...]:
 
 
 def _during(snapshot: Snapshot, before: Snapshot | None) -> tuple[int, int, int, int]:
-    """Return the memory while an operation runs: nothing is gone yet, all of it is there."""
-    overhead = snapshot.overhead_bytes
-    kept = snapshot.during_bytes - overhead
+    """Return the memory while an operation runs: nothing is gone yet, all of it is there.
+
+    Overheads below 0 are saved data that are gone, see `Measurement.overheads_for`.
+    """
+    overhead, gone = max(snapshot.overhead_bytes, 0), min(snapshot.overhead_bytes, 0)
+    kept = snapshot.during_bytes - snapshot.overhead_bytes
     is_backward = snapshot.op.kind in (OpKind.BACKWARD, OpKind.TURN)
     if is_backward and before is not None:
         activation, saved = before.activation_bytes, before.saved_bytes
-        return activation, saved, kept - activation - saved, overhead
+        return activation, saved + gone, kept - activation - saved, overhead
     saved, gradient = snapshot.saved_bytes, snapshot.gradient_bytes
     if snapshot.op.kind is OpKind.FORWARD_DROP and before is not None:
         saved = before.saved_bytes
-    return kept - saved - gradient, saved, gradient, overhead
+    return kept - saved - gradient, saved + gone, gradient, overhead
 
 
 def slot_levels(replay: Replay) -> tuple[MemoryLevel, ...]:

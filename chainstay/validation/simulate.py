@@ -110,8 +110,9 @@ def simulate(
         schedule: The schedule to replay.
         discards: ``"table1"``, ``"tape"`` or ``"free"``; see `Discards`.
         overheads: Bytes that each operation needs while it runs besides what is stored, in
-            place of its stage's in the profile, where more is known of this schedule. They include
-            environments, and those of the profile do not count.
+            place of its stage's in the profile, where more is known of this schedule; below 0
+            where some of that is gone. They include environments, and those of the profile do not
+            count.
 
     Returns:
         The replay; comparing its peak with a budget is the caller's business.

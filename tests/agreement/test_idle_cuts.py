@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import chainstay
 from chainstay.profiles import ChainProfile
+from chainstay.report.timeline import build_timeline
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts, spans_over
 from chainstay.schedule import OpKind, Schedule
 from runtime_support import stages_of
@@ -47,7 +49,7 @@ def plain_peak_of(model: nn.Module, x: torch.Tensor) -> int:
     return peak_of(model, x) + x.nbytes
 
 
-def test_plain_training_needs_what_is_predicted_though_sums_are_let_go() -> None:
+def test_plain_training_needs_what_is_predicted_though_sums_are_let_go(tmp_path: Path) -> None:
     """If all sums were kept, it would need a third more."""
     torch.manual_seed(0)
     x = torch.randn(2, 1, 400)
@@ -59,6 +61,16 @@ def test_plain_training_needs_what_is_predicted_though_sums_are_let_go() -> None
     assert plan.solution.schedule == Schedule.keep_all(len(plan.profile))
     assert plan.solution.peak_bytes == plan.plain_peak
     assert needed <= plan.solution.peak_bytes <= plan.solution.budget
+    chainstay.save_plan(planned, tmp_path / "plan.json")
+    loaded = chainstay.load_plan(tmp_path / "plan.json")
+    assert loaded.solution == plan.solution
+    assert loaded.replay().peak_bytes == plan.plain_peak
+    timeline = build_timeline(loaded.solution, loaded.profile, overheads=loaded.overheads)
+    assert timeline is not None
+    assert max(level.total for level in timeline.levels) == plan.plain_peak
+    assert all(size >= 0 for level in timeline.levels for size in level[1:])
+    applied = chainstay.apply_plan(copy.deepcopy(plain), (x,), plan=loaded)
+    assert differences(trained(applied, Sample((x,))), trained(plain, Sample((x,)))) == []
     chainstay.fit(planned, (x,), budget="60%", loss=loss_of, repeats=1)
     assert shown(planned).solution.budget == plan.plain_peak * 60 // 100
     assert peak_of(planned, x) + x.nbytes <= needed * 602 // 1000

@@ -195,9 +195,9 @@ _PLANNING: Final = (
         "unit/test_planning.py::test_auto_looks_at_free_discards_where_options_leave_a_plan_slow",
     ),
     Mutant(
-        "planning/questions.py",
-        "freed = measured.freed_bytes or",
-        "freed =",
+        "runtime/measures/measured.py",
+        "overhead - gone[op.stage",
+        "overhead - 0 * gone[op.stage",
         "agreement/test_idle_cuts.py::"
         "test_plain_training_needs_what_is_predicted_though_sums_are_let_go",
     ),

@@ -178,7 +178,11 @@ SPAN, PEAK = SOLUTION["makespan"], SOLUTION["peak_bytes"]
         (put("Fa0 rm B0", "solution", "schedule"), InvalidScheduleError, "'rm' is not an operat"),
         (put("T " * 200, "solution", "schedule"), InvalidPlanError, "197 operations or more"),
         (put([1], "overheads"), InvalidPlanError, "1 overheads for"),
-        (put([-1] * 10, "overheads"), InvalidPlanError, "'overheads' must hold numbers from 0"),
+        (
+            put([-(2**61)] * 10, "overheads"),
+            InvalidPlanError,
+            "'overheads' must hold numbers within",
+        ),
         (put(0, "plain_time"), InvalidPlanError, "'plain_time' is 0, must be from 1"),
         (put("x", "plain_peak"), InvalidPlanError, "'plain_peak' is 'x', must be a whole number"),
         (put([2], "keep"), InvalidPlanError, "'keep' must hold a 0 or a 1"),

@@ -39,4 +39,4 @@ def reorder(outputs: State, ranges: Sequence[range]) -> None:
         if low <= number < high:
             span = spans[bisect_right(starts, number) - 1]
             if number < span.stop:
-                node._set_sequence_nr(number + shift[span.start])  # noqa: SLF001  # likewise
+                node._set_sequence_nr(number + shift[span.start])  # noqa: SLF001  # no public way

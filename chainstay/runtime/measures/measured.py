@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -39,7 +40,7 @@ from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.idle_cuts import freed_bytes
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import detached
-from chainstay.schedule import Schedule
+from chainstay.schedule import OpKind, Schedule
 
 _M = TypeVar("_M", bound="Measurement")
 
@@ -101,9 +102,17 @@ class Measurement:
         """Return the bytes that each operation of `schedule` needs by itself, to predict the peak.
 
         For `chainstay.simulate`, together with `profile`. The peak is then at most that by
-        `profile_for`, which has one overhead for all forwards of a stage.
+        `profile_for`, which has one overhead for all forwards of a stage. In plain training they
+        are less, and may be below 0, by what is stored in the profile but read by no backward.
         """
-        return self.account.overheads(schedule)
+        overheads = self.account.overheads(schedule)
+        if not self.freed_bytes or schedule != Schedule.keep_all(len(self.account.stages)):
+            return overheads
+        gone = list(accumulate((*self.freed_bytes, 0), initial=0))  # as each stage begins to run
+        return tuple(
+            overhead - gone[op.stage + (op.kind is OpKind.BACKWARD)]
+            for op, overhead in zip(schedule, overheads, strict=True)
+        )
 
 
 @contextmanager
