@@ -87,6 +87,7 @@ def test_engines_decide_for_a_sub_chain_where_it_fits(profile: ChainProfile) -> 
                     fronts.decide(s, t, too_little)
 
 
+@pytest.mark.long
 @MANY
 @given(chains(max_stages=12))
 def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
@@ -138,6 +139,7 @@ def test_long_chains_get_compiled_code_and_short_ones_or_lack_of_numba_do_not(
     assert not is_compiled(1000)
 
 
+@pytest.mark.long
 @given(chains(max_stages=12, families=("fat",)))
 def test_numpy_hands_over_where_there_are_many_breakpoints(profile: ChainProfile) -> None:
     recursion = Recursion.from_profile(profile)

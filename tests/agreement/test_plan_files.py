@@ -207,10 +207,10 @@ def test_a_plan_that_keeps_stages_in_part_trains_another_copy_bit_for_bit(
     )
 
 
-def test_a_sample_that_is_no_tuple_is_refused(path_with_options: Path) -> None:
+def test_a_sample_that_is_no_tuple_is_refused() -> None:
     sample: Any = torch.randn(1024, 256)
     with pytest.raises(UnsupportedModelError, match=r"for one argument write \(x,\)"):
-        apply_plan(perceptrons(), sample, plan=path_with_options)
+        apply_plan(perceptrons(), sample, plan="plan.json")
 
 
 @pytest.mark.parametrize(

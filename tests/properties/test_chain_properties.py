@@ -75,6 +75,7 @@ def test_required_is_the_exact_threshold(profile: ChainProfile) -> None:
     assert simulate(profile, DP()(profile, required).schedule).peak_bytes == required
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(chains(), st.integers(0, 150), st.integers(1, 40))
 def test_slots_bracket_the_optimum_whatever_their_number(
