@@ -216,10 +216,11 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
 
     ``random.Random`` objects are not traced: their numbers would become constants. Sparse tensors
     in coordinates (COO) are, unless they are trained: TorchDynamo refuses all sparse ones, though
-    its guards tell them from dense ones, and look at their sizes and types. And what is known
-    while tracing, such as sizes, can be printed behind the graph.
+    its guards tell them from dense ones, and look at their sizes and types. What is known while
+    tracing, such as sizes, can be printed behind the graph. And guards are not timed for torch's
+    log: the processor's caches would be flushed for that, which takes 25 ms per graph.
     """
-    from torch._dynamo import variables  # noqa: PLC0415  # takes more than a second
+    from torch._dynamo import guards, variables  # noqa: PLC0415  # takes more than a second
     from torch._dynamo.variables import builder, builtin, misc  # noqa: PLC0415  # likewise
     from torch._subclasses.meta_utils import is_sparse_any  # noqa: PLC0415  # likewise
 
@@ -240,6 +241,7 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
         (builder, "is_sparse_any", is_refused),
         (builtin, "is_sparse_any", is_refused),
         (printed, "can_reorder_logs", staticmethod(can_be_printed)),
+        (guards, "profile_guard_manager", lambda *_: 0.0),
     ):
         if hasattr(place, name):
             yield patch.object(place, name, value)
