@@ -12,6 +12,7 @@ the model is undone by `world_kept`.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ def shadow_of(model: nn.Module, stand_ins: StandIns) -> nn.Module:
         attributes = {**vars(module), **_replaced(module)}
         own = memo[id(module)].__dict__
         own.update(
-            (name, _copied(value, memo))
+            (name, _attribute(value, memo))
             for name, value in attributes.items()
             if value is not _ABSENT
         )
@@ -133,6 +134,17 @@ def _replaced(module: nn.Module) -> Mapping[str, object]:
 
 
 _ABSENT: Final = object()
+_IMMUTABLE: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+def _attribute(value: object, memo: dict[int, Any]) -> object:
+    """Return a copy of an attribute; most are immutable, or dictionaries that hold no hooks yet."""
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind in (dict, OrderedDict) and not value:
+        return memo.setdefault(id(value), kind())
+    return _copied(value, memo)
 
 
 def _copied(value: object, memo: dict[int, Any]) -> object:
