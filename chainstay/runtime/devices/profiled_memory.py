@@ -127,13 +127,13 @@ def _mark_phase_end() -> None:
 def _split_phases(events: Sequence[Any]) -> tuple[MemoryTrace, ...]:  # kineto events have no type
     """Sum up the allocations of each phase; the first mark is the beginning of the first."""
     ordered = sorted(events, key=lambda event: event.start_ns())
-    begin = next(index for index, event in enumerate(ordered) if _is_mark(event))
+    begin = next(index for index, event in enumerate(ordered) if event.name() == _PHASE_END)
     origin = ordered[begin].start_ns()
     traces, times, levels, level, peak = [], [0], [0], 0, 0
     outermost, operator = (0, ""), ""  # the operator that runs, until when, and at the peak
     for event in ordered[begin + 1 :]:
-        time = event.start_ns() - origin
-        if _is_mark(event):
+        time, name = event.start_ns() - origin, event.name()
+        if name == _PHASE_END:
             traces.append(
                 MemoryTrace(
                     peak_bytes=peak,
@@ -144,21 +144,15 @@ def _split_phases(events: Sequence[Any]) -> tuple[MemoryTrace, ...]:  # kineto e
                 )
             )
             times, levels, peak, operator = [time], [level], level, ""
-        elif _is_cpu_memory(event):
+        elif name == "[memory]":
+            if "CPU" not in str(event.device_type()):
+                continue
             level += event.nbytes()
             if level > peak:
                 peak, operator = level, outermost[1] if time <= outermost[0] else ""
             times.append(time)
             levels.append(level)
-        elif time > outermost[0] and "::" in event.name():
-            name = event.name().removeprefix("autograd::engine::evaluate_function: ")
+        elif time > outermost[0] and "::" in name:
+            name = name.removeprefix("autograd::engine::evaluate_function: ")
             outermost = (time + event.duration_ns(), name.removeprefix("aten::"))
     return tuple(traces)
-
-
-def _is_mark(event: Any) -> bool:
-    return bool(event.name() == _PHASE_END)
-
-
-def _is_cpu_memory(event: Any) -> bool:
-    return bool(event.name() == "[memory]") and "CPU" in str(event.device_type())
