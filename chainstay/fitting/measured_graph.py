@@ -30,6 +30,7 @@ class MeasuredGraph:
         family: A key that is equal for graphs that differ in sizes only.
         is_scaled: Whether the loss's costs are those of another call, in proportion.
         output: The model's output on the call at hand; ``None`` if the graph is not a model's.
+        loss: The loss on that output, if it was traced to be measured.
         attempt: An attempt to plan its branches apart, if it has any.
     """
 
@@ -39,6 +40,7 @@ class MeasuredGraph:
     family: Hashable
     is_scaled: bool = False
     output: OutputSample | None = None
+    loss: ChainStage | None = None
     attempt: JoinAttempt | None = None
 
     @property

@@ -94,12 +94,10 @@ class SolvedPlans:
             return plan_of(known.staged, strategies)
 
         def rehearsed(planned: PlannedGraph | PlannedJoin, limit: int) -> Rehearsal:
+            graph, loss = planned.graph, known.loss
             with measuring(call.device):
-                loss = (
-                    None
-                    if known.is_scaled
-                    else self._loss_stage(known.output, planned.graph, call.inputs)
-                )
+                if not known.is_scaled and (loss is None or graph is not known.staged.graph):
+                    loss = self._loss_stage(known.output, graph, call.inputs)
                 return rehearse_graph(planned, call.inputs, loss, limit)
 
         budget = self._budget(call.model, known.costs)
@@ -184,7 +182,7 @@ class SolvedPlans:
         known = self._measured_before(call, graph)
         if known is None:
             known = self._measured(call, graph, output, is_first=is_first)
-            self.measured[call.key] = known
+            self.measured[call.key] = replace(known, loss=None)  # it holds tensors of the call
             if len(self.measured) > MOST_SHAPES:
                 del self.measured[next(iter(self.measured))]  # the oldest
         if graph.not_a_join:
@@ -314,6 +312,7 @@ class SolvedPlans:
             shapes=call.shapes,
             family=call.family,
             is_scaled=is_scaled,
+            loss=loss,
         )
 
     def _with_loss_costs(self, measured: M, given: int, *, is_scaled: bool) -> M:
