@@ -8,18 +8,25 @@ the largest networks first.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
+import sys
 from collections import defaultdict
+from collections.abc import Generator
 from typing import Final
 from zlib import crc32
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, Phase, settings
 
 # Where these are set, what the command line prints has colours, whoever reads it.
 for _name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(_name, None)
+# Many images set this: every process would compile the package, and every worker all tests, anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # As many workers as processors run: two threads each wait longer than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -58,10 +65,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
+
+
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what was imported, which it would walk through in every test."""
+    """Load kernels from the disk at once, and spare the garbage collector what was imported.
+
+    It would walk through that in every test.
+    """
+    from chainstay.dp import jit  # noqa: PLC0415  # threads are set above before NumPy is loaded
+
+    jit._spent_s[0] = math.inf
+    gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no examples in tests: there are none, and modules of other programs are loaded."""
+    collectors = yield
+    return [found for found in collectors if not isinstance(found, DoctestModule)]
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
