@@ -59,6 +59,7 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 @pytest.mark.parametrize("name", COPIES)
 def test_in_the_middle_of_training(name: str, by: str) -> None:

@@ -160,6 +160,7 @@ def test_new_shapes_run_plainly(by: str, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 def test_fit_again_with_another_budget(by: str) -> None:
     plain, model = fitted_twins(Wide, SAMPLE, budget="100%", by=by)

@@ -37,7 +37,7 @@ def steps_of(
 def perceptron() -> Sample:
     """A plain chain, which `fit` cuts between its own stages."""
     torch.manual_seed(0)
-    layers = (nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1)) for _ in range(9))
+    layers = (nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6))
     return Sample(nn.Sequential(*layers).train(), (torch.randn(32, 64),))
 
 

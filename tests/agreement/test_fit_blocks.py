@@ -282,6 +282,7 @@ def test_backward_hooks_inside_run_once_per_step() -> None:
     assert called == 3 * ["backward"]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("share", ["60 %", "least"])

@@ -147,6 +147,7 @@ def _count_and_change(module: nn.Module, count: list[int]) -> None:
     module.register_full_backward_hook(behind)
 
 
+@pytest.mark.long
 @each_subject
 def test_fitting_calls_no_hooks_of_parameters(subject: str) -> None:
     """An optimizer inside the backward would step by measured gradients."""

@@ -31,11 +31,19 @@ from training_conditions import shown
 from zoo import loss_of
 
 
-@pytest.mark.parametrize("name", JOINS)
-def test_three_steps_are_equal_and_within_the_promised_peak(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        pytest.param("tail", (0.4,), id="tail at 40 %"),
+        *(pytest.param(name, (1.0, 0.7, 0.4, 0.0), marks=pytest.mark.long) for name in JOINS),
+    ],
+)
+def test_three_steps_are_equal_and_within_the_promised_peak(
+    name: str, shares: tuple[float, ...]
+) -> None:
     case = case_of(name)
     expected = three_steps_of(case)
-    for share in (1.0, 0.7, 0.4, 0.0):
+    for share in shares:
         plan = case.solved(share)
         with case.planned(plan):
             assert differences(three_steps_of(case), expected) == [], share
