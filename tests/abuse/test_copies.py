@@ -119,6 +119,7 @@ def test_between_forward_and_backward(by: str) -> None:
     assert differences(picture(plain), picture(fitted)) == []
 
 
+@pytest.mark.long
 def test_a_moving_average_of_the_weights() -> None:
     plain, fitted = fitted_twins(Counting, SAMPLE)
     averages = [torch.optim.swa_utils.AveragedModel(model) for model in (plain, fitted)]

@@ -85,6 +85,7 @@ def test_an_interrupt_while_fitting(
     require_equal_steps(plain, model, backward_step(SAMPLE))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 def test_an_exception_in_the_backward(by: str) -> None:
     """The step is lost; the next ones are right."""

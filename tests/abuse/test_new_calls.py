@@ -123,6 +123,7 @@ def test_a_last_batch_of_one_runs_again_by_the_same_kernels(*, stage_options: bo
     assert recomputes(model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 def test_a_larger_batch_that_does_not_fit_is_refused_by_its_shape(by: str) -> None:
     model = fit_to_least(Wide(), SAMPLE, by=by)

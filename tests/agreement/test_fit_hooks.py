@@ -96,6 +96,7 @@ def _tensors(output: object) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
+@pytest.mark.long
 @each_share
 @pytest.mark.parametrize("subject", ["convolutional", "layered"])
 def test_hooks_on_the_model_itself(subject: str, share: str) -> None:

@@ -229,6 +229,7 @@ def test_any_optimizer_trains_as_it_did(
     require_equal(subject, "least", make_optimizer=make_optimizer)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_the_comparison_is_sharp(subject: str) -> None:
     """Other random numbers would be found out in every quantity that is compared."""

@@ -216,6 +216,7 @@ def test_compiled_in_place(subject: str) -> None:
     assert differences(trained(planned, sample), expected) == []
 
 
+@pytest.mark.long
 def test_compiled_in_place_and_called_with_another_shape() -> None:
     """A plan is made inside the compiled call."""
     plain, planned, sample = pair("transformer", "least")

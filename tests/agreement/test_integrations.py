@@ -202,6 +202,7 @@ def test_accelerate_prepares_a_fitted_model(subject: str, accelerator: Any) -> N
     assert differences(trained(planned, sample), trained(plain, sample)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage_options", [True, False], ids=["in part", "whole"])
 def test_adapters_of_peft(*, stage_options: bool) -> None:
     """Most parameters are frozen; what is trained lies beside them, with dropout of its own."""

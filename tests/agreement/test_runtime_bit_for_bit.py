@@ -64,7 +64,7 @@ def gpt_case() -> Case:
     torch.manual_seed(0)
     tokens, following = torch.randint(0, 500, (2, 24)), torch.randint(0, 500, (48,))
     return make_case(
-        gpt2(width=96, vocabulary=500, context=32),
+        gpt2(blocks=5, width=96, vocabulary=500, context=32),
         tokens,
         lambda scores: functional.cross_entropy(scores.flatten(0, 1), following),
     )

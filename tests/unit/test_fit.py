@@ -266,10 +266,10 @@ def test_training_flags_autocast_and_frozen_parameters_make_new_plans() -> None:
 
 def test_known_shapes_are_not_planned_again() -> None:
     model = fitted(granularity=2, budget="100%")
-    for rows in (*range(2, 6), *range(2, 6), 128):
+    for rows in (2, 3, 2, 3, 128):
         model(batch(rows))
     sizes = [stages_of(planned)[-2].output_bytes for planned in shown(model).plans]
-    assert sizes == [rows * 16 for rows in (128, 2, 3, 4, 5)]
+    assert sizes == [rows * 16 for rows in (128, 2, 3)]
 
 
 @pytest.mark.parametrize("source", ["graph", "blocks"])

@@ -110,7 +110,9 @@ def test_the_front_of_twelve_operators() -> None:
     assert len(found) > 5
 
 
-@pytest.mark.parametrize("count", [15, 25, 40])
+@pytest.mark.parametrize(
+    "count", [15, *(pytest.param(count, marks=pytest.mark.long) for count in (25, 40))]
+)
 def test_an_integer_program_finds_the_same_times(count: int) -> None:
     for seed in range(4):
         stage = random_stage(count, seed)
