@@ -12,6 +12,7 @@ import chainstay
 from chainstay import InfeasibleBudgetError
 from chainstay.fitting import solved_plans
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
+from chainstay.runtime.stage.loss_stage import loss_stage
 
 X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16)
 
@@ -39,6 +40,26 @@ def test_a_rehearsal_finds_what_was_predicted_and_leaves_no_trace(
     assert 0.8 * predicted <= rehearsal.peak_bytes <= predicted
     assert rehearsal.operator == ""
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_loss_is_traced_once_to_be_measured_and_rehearsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced, rehearsed = [], []
+
+    def noted(*args: Any) -> Any:
+        traced.append(loss_stage(*args))
+        return traced[-1]
+
+    def seen(planned: Any, inputs: Any, loss: Any, limit: int) -> Rehearsal:
+        rehearsed.append(loss)
+        return rehearse_graph(planned, inputs, loss, limit)
+
+    monkeypatch.setattr(solved_plans, "loss_stage", noted)
+    monkeypatch.setattr(solved_plans, "rehearse_graph", seen)
+    fitted()
+    assert len(traced) == 1
+    assert rehearsed == traced
 
 
 def test_an_operator_beyond_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
