@@ -6,6 +6,9 @@ BIN := .venv/bin
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import sys; sys.exit(sys.prefix != sys.base_prefix)" && \
   $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
+# Many images set this: every process would compile the package, and every worker all tests, anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-long test-all test-gpu check docs format clean kernels chromium coverage mutants wheel wheel-test
 
 demo: .venv/ready

@@ -11,7 +11,6 @@ import gc
 import math
 import os
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Generator
 from typing import Final
@@ -24,9 +23,6 @@ from hypothesis import HealthCheck, Phase, settings
 # Where these are set, what the command line prints has colours, whoever reads it.
 for _name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(_name, None)
-# Many images set this: every process would compile the package, and every worker all tests, anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 # As many workers as processors run: two threads each wait longer than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
