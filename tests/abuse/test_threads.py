@@ -22,6 +22,7 @@ def _many_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.long
 def test_two_threads_that_train_two_models() -> None:
     """A third of all steps had the dropout of the other thread in their gradients once."""
     models = [planned_products() for _ in range(2)]

@@ -348,6 +348,7 @@ def test_the_number_of_layers_that_run_grows() -> None:
     assert len(shown(model).plans) == 3
 
 
+@pytest.mark.long
 def test_the_width_of_layers_shrinks() -> None:
     class Slimmable(Stack):
         width = 16

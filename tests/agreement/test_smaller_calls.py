@@ -37,6 +37,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_smaller_calls_are_not_measured_and_train_equally_within_the_budget(
     family: str, measured: list[object]

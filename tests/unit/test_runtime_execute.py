@@ -383,6 +383,7 @@ def test_a_stage_that_changes_its_mind_runs_again_as_it_ran(change: str) -> None
         chain(sample())
 
 
+@pytest.mark.long
 def test_copies_are_independent() -> None:
     chain = planned(make_model(), "segments")
     copied = copy.deepcopy(chain)
