@@ -339,13 +339,6 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/stage/idle_cuts.py",
-        "packed.append(weakref.ref(own))",
-        "packed.append(lambda: own)",
-        "unit/test_runtime_accounting.py::"
-        "test_a_cut_goes_though_its_state_has_the_place_of_what_a_graph_saved_before",
-    ),
-    Mutant(
-        "runtime/stage/idle_cuts.py",
         "was_cheap or is_cheap",
         "False",
         "agreement/test_idle_cuts.py",
