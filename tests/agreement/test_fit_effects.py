@@ -186,6 +186,23 @@ def test_blocks_that_change_their_parameters_do_not_run_again() -> None:
     assert not any(block.ready for block in blocks)
 
 
+class Reversible(nn.Module):
+    """Frees its input, as reversible layers do until their backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.detach() * 2.0
+        x.untyped_storage().resize_(0)
+        return y.requires_grad_()
+
+
+def test_a_forward_that_frees_its_input_is_refused_and_the_input_is_as_before() -> None:
+    x = torch.randn(32, 16)
+    before = x.clone()
+    with pytest.raises(UnsupportedModelError, match="the forward frees the memory of what it is"):
+        chainstay.fit(nn.Sequential(Reversible()), (x,), budget="100%", by="blocks", repeats=1)
+    assert torch.equal(x, before)
+
+
 @each_way
 def test_noise_that_is_saved_before_it_is_drawn_is_drawn_again(*, stage_options: bool) -> None:
     torch.manual_seed(0)

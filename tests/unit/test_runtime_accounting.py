@@ -21,7 +21,7 @@ from chainstay.runtime.measures.clock import StageTime, StageTimes, stage_times
 from chainstay.runtime.measures.cost_files import AccountFile
 from chainstay.runtime.measures.progress import progress_bar, unseen
 from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
-from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
+from chainstay.runtime.stage.idle_cuts import freed_bytes, merge_idle_cuts
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
 from runtime_support import random_persistent, stages_of
@@ -198,6 +198,28 @@ def test_a_cut_goes_if_nobody_saves_the_state_unless_it_is_small() -> None:
     assert names(nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8)) == ["0+1", "2"]
     assert names(nn.Linear(8, 8), Doubled(), nn.Tanh()) == ["0+1+2"]
     assert names(nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 8)) == ["0", "1", "2"]
+
+
+class Counted(nn.Module):
+    """Saves nothing, but for a number without a gradient that it takes from a graph of its own."""
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        place, count = _with_a_graph(activation)
+        given = [activation + count]
+        while len(given) < 50 and given[-1].data_ptr() != place:
+            given.append(activation + count)
+        return given[-1]
+
+
+def _with_a_graph(activation: torch.Tensor) -> tuple[int, float]:
+    """Return the place of a tensor that a graph saves, and a number; the graph is gone."""
+    saved = (activation + 1.0).exp()
+    return saved.data_ptr(), saved.sum().item()
+
+
+def test_a_cut_goes_though_its_state_has_the_place_of_what_a_graph_saved_before() -> None:
+    stages = stages_of(nn.Linear(64, 64), Counted(), Doubled(), nn.Tanh())
+    assert freed_bytes(stages, (torch.rand(64, 64),), ()) == (0, *(64 * 64 * 4,) * 3)
 
 
 def test_kept_stages_without_idle_cuts_need_what_is_predicted() -> None:

@@ -13,6 +13,7 @@ run again: rather than keep the states beside it, options of a span of stages ma
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -137,10 +138,11 @@ def _cuts(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) ->
     state, kept = detached(source), set(map(address_of, source))  # the caller keeps that
     was_cheap = False
     for index, stage in enumerate(stages):
-        saved, products = set[int](), _Products()
-        with _watched(saved), products:
+        packed, products = list[weakref.ref[torch.Tensor]](), _Products()
+        with _watched(packed), products:
             output = run_stage(stage, index, state, shared)
         passed = set(map(address_of, output))
+        saved = {address_of(tensor) for known in packed if (tensor := known()) is not None}
         idle = [tensor for tensor in state if address_of(tensor) not in kept | saved | passed]
         is_cheap = not products.are_there
         yield _Cut(index, state_bytes(state), state_bytes(idle), was_cheap or is_cheap)
@@ -163,12 +165,16 @@ class _Products(KernelWatch):
         self.are_there |= packet is None or packet in flop_registry
 
 
-def _watched(saved: set[int]) -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which the addresses of what graphs save go into `saved`."""
+def _watched(packed: list[weakref.ref[torch.Tensor]]) -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which what graphs save goes into `packed`, dead once its graph is.
+
+    The address of what is gone may be that of a later tensor.
+    """
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
+        own = tensor.detach()  # itself would be a circle through its node, never to be collected
         if tensor.layout == torch.strided:
-            saved.add(address_of(tensor))
-        return tensor.detach()  # itself would be a circle through its node, never to be collected
+            packed.append(weakref.ref(own))
+        return own
 
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)

@@ -242,18 +242,25 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
 
     Yields:
         Identities of those that were changed; filled at the end.
+
+    Raises:
+        UnsupportedModelError: The memory of one was freed.
     """
     # Some have a shape only, such as weights on the meta device that no call reads.
     held = {id(t): t for t in tensors if not (isinstance(t, FakeTensor) or t.is_meta)}
     made = _TensorCopies(share=0.25)
     copies = {key: made.copied(tensor.detach()) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
+    sizes = {key: _storage_bytes(tensor) for key, tensor in held.items()}
     changed: set[int] = set()
     try:
         yield changed
     finally:
+        freed = {key for key, tensor in held.items() if _storage_bytes(tensor) < sizes[key]}
         for key, copied in copies.items():
             tensor, before = held[key], sums[key]
+            if key in freed:  # to read it would be to read what is not there
+                tensor.untyped_storage().resize_(sizes[key])
             after = _sums_of(tensor)
             if before is None or after is None:
                 before, after = copied.cpu(), tensor.detach().cpu()
@@ -261,6 +268,16 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
                 changed.add(key)
                 with torch.no_grad():
                     tensor.copy_(copied)
+        if freed:
+            raise UnsupportedModelError(
+                "the forward frees the memory of what it is given (resize_ of a storage), as "
+                "reversible layers do until their backward; turn that off: a plan frees what it "
+                "can compute again"
+            )
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else 0
 
 
 def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
