@@ -12,7 +12,7 @@ from torch import nn
 import chainstay
 from chainstay.profiles import ChainProfile
 from chainstay.report.timeline import build_timeline
-from chainstay.runtime.stage.idle_cuts import merge_idle_cuts, spans_over
+from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.schedule import OpKind, Schedule
 from runtime_support import stages_of
 from training_conditions import Sample, differences, shown, trained
@@ -91,23 +91,6 @@ def test_spans_over_idle_cuts_keep_everything_in_less() -> None:
     assert "keeps everything" in names
     assert differences(trained(planned, Sample((x,))), trained(plain, Sample((x,)))) == []
     assert peak_of(planned, x) + x.nbytes <= solution.peak_bytes <= budget
-
-
-@pytest.mark.parametrize(
-    ("joined", "shortest", "spans"),
-    [
-        ("---", 2, []),
-        ("-#", 2, [(0, 1)]),
-        ("-##", 2, [(0, 1), (0, 2)]),
-        ("-##--#", 2, [(0, 1), (0, 2), (4, 5)]),
-        ("-##--#", 4, [(0, 2), (4, 5)]),
-        ("-#########", 4, [(0, 3), (0, 7), (4, 7), (8, 9)]),
-    ],
-)
-def test_spans_are_over_joined_cuts(
-    joined: str, shortest: int, spans: list[tuple[int, int]]
-) -> None:
-    assert spans_over([cut == "#" for cut in joined], shortest, 8) == spans
 
 
 def convolutions(layers: int = 8) -> nn.Sequential:

@@ -326,7 +326,25 @@ MUTANTS: Final = (
         "agreement/test_fit_autocast.py",
     ),
     Mutant(
-        "runtime/stage/idle_cuts.py",
+        "runtime/stage/spans.py",
+        "return contains or last < span[0] or span[1] < first",
+        "return last < span[0] or span[1] < first",
+        "unit/test_spans.py",
+    ),
+    Mutant(
+        "runtime/stage/spans.py",
+        "if before > size < after and len(runs) > 1",
+        "if before >= size < after",
+        "unit/test_spans.py",
+    ),
+    Mutant(
+        "runtime/capture/cuts/cut_points.py",
+        "borders[end if is_better else cut] = None",
+        "borders[cut] = None",
+        "unit/test_cutting.py",
+    ),
+    Mutant(
+        "runtime/stage/spans.py",
         "[cut.idle_bytes >= least for cut in cuts]",
         "[False for _ in cuts]",
         "agreement/test_idle_cuts.py",

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from captured_graphs import chain_of
+from captured_graphs import chain_of, observed
 from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.cuts.cut import cut_into_chain
+from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.extract import extract
+from chainstay.runtime.capture.trials.model_forward import unbound_forward
 
 
 class Peaks(nn.Module):
@@ -148,3 +151,34 @@ def test_stages_are_named_by_paths_in_the_model() -> None:
     chain = extract(Counting(), (torch.ones(2, 8),))
     names = [stage.name for stage in chain.stages]
     assert names[:2] == ["blocks.0", "blocks.1.0"]
+
+
+class BothAtOnce(nn.Module):
+    """A block of two branches beside its input, as Cohere's: three terms are summed at its end.
+
+    No backward reads what its normalization is given, and the cut there is behind the cast.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(torch.float32)
+        mean = x.mean(-1, keepdim=True)
+        variance = (x - mean).pow(2).mean(-1, keepdim=True)
+        scaled = (x - mean) * variance.rsqrt()
+        total: torch.Tensor = x + self.left(scaled).tanh() + self.right(scaled).tanh()
+        return total
+
+
+def test_blocks_end_where_little_crosses() -> None:
+    """Their last stage goes on into the next block: its end, not its begin, is the border."""
+    blocks = nn.ModuleList(BothAtOnce() for _ in range(4))
+    model = nn.Sequential(*blocks)
+    x = torch.ones(2, 32, requires_grad=True)
+    seen, _ = observed(unbound_forward(model), model, x)
+    chain = cut_into_chain(seen, "fine", repeated_blocks(model))
+    sizes = [sum(value.storage_bytes for value in state) for state in chain.boundaries]
+    inner = chain.borders[2:-1]  # what the first block is given is the caller's, and counts nothing
+    assert [sizes[border] for border in inner] == [min(sizes)] * 2

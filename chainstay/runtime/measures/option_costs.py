@@ -35,7 +35,7 @@ from chainstay.runtime.options.option import (
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain_stage import ChainStage, fused
-from chainstay.runtime.stage.idle_cuts import spans_over_cuts
+from chainstay.runtime.stage.spans import spans_worth_keeping
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached
 
@@ -325,11 +325,11 @@ def _places(subjects: Iterable[Subject]) -> Iterator[_StagePosition]:
 
 
 def _with_spans(subject: Subject, least: int) -> Subject:
-    """Return the subject with spans over cuts that are idle or cheap, too."""
+    """Return the subject with the spans that are no blocks of the model, too."""
     if subject.hands_out:
         return subject
     stages, source, shared = subject.model_stages, subject.source, subject.shared
-    return replace(subject, spans=spans_over_cuts(stages, source, shared, subject.spans, least))
+    return replace(subject, spans=spans_worth_keeping(stages, source, shared, subject.spans, least))
 
 
 def _ends(first: int, subject: Subject, observed: Sequence[ObservedStage]) -> list[int]:

@@ -9,7 +9,8 @@
 `staged_graph`  a captured graph as such stages, measured or not
 `loss_stage`    the loss as the last stage
 `assumed_loss`  the memory of one that is not known
-`idle_cuts`     cuts that are not worth having, and spans over them
+`idle_cuts`     cuts that are not worth having
+`spans`         stages that are worth keeping as one
 `stage_errors`  what goes wrong in a stage, told with its name
 ==============  ===================================================
 """

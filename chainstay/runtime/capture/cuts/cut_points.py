@@ -11,7 +11,7 @@ state costs less than keeping what it lets go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final, Literal
@@ -67,7 +67,8 @@ def choose_cuts(
 
     cuts = _without_idle_stages(_distinct(_candidates(places), crossings.observed), count, saved)
     if granularity == "blocks":
-        return tuple(_between_blocks(cuts, crossings.operators, blocks))
+        sizes = {place.index: place.size for place in places}
+        return tuple(_between_blocks(cuts, sizes, crossings.operators, blocks))
     cuts = _with_large_split(cuts, places, crossings)
     while granularity != "fine" and len(cuts) >= granularity:
         ends = [-1, *cuts, count - 1]
@@ -143,17 +144,27 @@ def _without_idle_stages(cuts: Sequence[int], count: int, saved: _Saved) -> list
 
 
 def _between_blocks(
-    cuts: Sequence[int], operators: Sequence[fx.Node], blocks: frozenset[str]
+    cuts: Sequence[int],
+    sizes: Mapping[int, int],
+    operators: Sequence[fx.Node],
+    blocks: frozenset[str],
 ) -> list[int]:
-    """Return the cuts between stages that end in different blocks."""
+    """Return the cuts between stages that end in different blocks.
+
+    Where the border lies inside a stage, it is that of the two cuts around that stage which less
+    crosses: what a block lets go of at its end (terms of a sum) crosses no border then.
+    """
     if not cuts:
         return []  # and perhaps no operators
-    ends = [block_of(operators[end], blocks) for end in (*cuts, len(operators) - 1)]
-    return [
-        cut
-        for cut, (block, following) in zip(cuts, pairwise(ends), strict=True)
-        if block is None or block != following
-    ]
+    borders: dict[int, None] = {}
+    for cut, end in pairwise([*cuts, len(operators) - 1]):
+        block = block_of(operators[cut], blocks)
+        if block is not None and block == block_of(operators[end], blocks):
+            continue
+        is_inside = block_of(operators[cut + 1], blocks) == block
+        is_better = is_inside and end in cuts and sizes[end] < sizes[cut]
+        borders[end if is_better else cut] = None
+    return list(borders)
 
 
 def _with_large_split(
