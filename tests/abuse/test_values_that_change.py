@@ -20,13 +20,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from twins import SAMPLE, Stack, Step, backward_step, require_trains_equally, shown
+from twins import (
+    SAMPLE,
+    Stack,
+    Step,
+    backward_step,
+    fitted_twins,
+    require_equal_steps,
+    require_trains_equally,
+    shown,
+)
 from zoo import loss_of
 
 GLOBAL = 1.0
 TABLE: dict[str, Any] = {"scale": 1.0}
 LOCAL = threading.local()
 CONTEXT = contextvars.ContextVar("scale", default=1.0)
+COLLECTOR = contextvars.ContextVar[dict[str, int] | None]("collector", default=None)
 
 
 class Mode(enum.Enum):
@@ -253,6 +263,31 @@ def test_between_steps(name: str) -> None:
         budget=10**6,
         on_new_shape="run plainly",  # takes less time
     )
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_a_context_variable_holds_nothing_now_and_then(by: str) -> None:
+    """As the collector of a model of ``transformers``, which each block asks for."""
+
+    class Asking(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wanted = COLLECTOR.get()
+            y = super().forward(x).tanh()
+            return y if wanted is None or "double" not in wanted else y * 2
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(Asking(16, 16) for _ in range(4)))
+
+    def step(model: nn.Module, number: int) -> torch.Tensor | None:
+        token = COLLECTOR.set([None, {}, {"double": 1}][number % 3])
+        try:
+            return backward_step(SAMPLE)(model, number)
+        finally:
+            COLLECTOR.reset(token)
+
+    plain, fitted = fitted_twins(make, SAMPLE, by=by, budget=10**6)
+    require_equal_steps(plain, fitted, step, 5)
+    assert shown(fitted).plans
 
 
 _NUMBERS = ("an int", "a float", "a bool", "None", "a dropout rate")

@@ -6,7 +6,8 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final
 from unittest.mock import patch
@@ -217,11 +218,18 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
     ``random.Random`` objects are not traced: their numbers would become constants. Sparse tensors
     in coordinates (COO) are, unless they are trained: TorchDynamo refuses all sparse ones, though
     its guards tell them from dense ones, and look at their sizes and types. What is known while
-    tracing, such as sizes, can be printed behind the graph. And guards are not timed for torch's
-    log: the processor's caches would be flushed for that, which takes 25 ms per graph.
+    tracing, such as sizes, can be printed behind the graph. Context variables can be read, and are
+    guarded: models of ``transformers`` whose attentions are asked for read one in each block. And
+    guards are not timed for torch's log: the processor's caches would be flushed for that, which
+    takes 25 ms per graph.
     """
     from torch._dynamo import guards, variables  # noqa: PLC0415  # takes more than a second
+    from torch._dynamo.source import (  # noqa: PLC0415  # likewise
+        AttrSource,
+        CallFunctionNoArgsSource,
+    )
     from torch._dynamo.variables import builder, builtin, misc  # noqa: PLC0415  # likewise
+    from torch._dynamo.variables.base import VariableTracker  # noqa: PLC0415  # likewise
     from torch._subclasses.meta_utils import is_sparse_any  # noqa: PLC0415  # likewise
 
     printed: Any = getattr(misc, "DebuggingVariable", None)
@@ -235,6 +243,16 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
         moved = [arg for arg in args if not arg.is_python_constant()]
         return bool(can_be_moved(function, moved, kwargs))
 
+    call_of_object = variables.UserDefinedObjectVariable.call_method
+
+    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        is_read = isinstance(self.value, ContextVar) and name == "get" and not (args or kwargs)
+        if is_read and self.source is not None:
+            read = CallFunctionNoArgsSource(AttrSource(self.source, "get"))
+            with suppress(LookupError):
+                return VariableTracker.build(tx, self.value.get(), read)
+        return call_of_object(self, tx, name, args, kwargs)
+
     drawing: Any = getattr(variables, "RandomVariable", None)
     for place, name, value in (
         (drawing, "is_supported_random_obj", staticmethod(lambda _: False)),
@@ -242,6 +260,7 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
         (builtin, "is_sparse_any", is_refused),
         (printed, "can_reorder_logs", staticmethod(can_be_printed)),
         (guards, "profile_guard_manager", lambda *_: 0.0),
+        (variables.UserDefinedObjectVariable, "call_method", called),
     ):
         if hasattr(place, name):
             yield patch.object(place, name, value)
