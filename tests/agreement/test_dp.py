@@ -54,7 +54,7 @@ def test_coarse_slots_bracket_the_optimum(golden: GoldenChain) -> None:
     assert replay.peak_bytes <= golden.budget
 
 
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(chains(max_stages=4), st.integers(0, 60))
 def test_claims_about_all_schedules_hold_in_exhaustive_search(
     profile: ChainProfile, extra: int

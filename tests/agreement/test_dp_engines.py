@@ -163,7 +163,7 @@ def test_numpy_hands_over_where_there_are_many_breakpoints(profile: ChainProfile
         assert codes[-1] is True
 
 
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(chains(), st.integers(0, 150))
 def test_the_front_door_gives_one_answer_by_either_engine(
     profile: ChainProfile, extra: int

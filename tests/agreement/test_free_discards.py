@@ -130,7 +130,7 @@ def test_golden_chains_with_options(golden: GoldenOptions) -> None:
     assert optimum <= attained <= solve(profile, budget).makespan
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(with_options_of_one_stage(3), st.integers(0, 60))
 def test_claims_with_options_hold_in_exhaustive_search(profile: ChainProfile, extra: int) -> None:
     for rules in (Discards.FREE, Discards.TAPE):

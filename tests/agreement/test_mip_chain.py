@@ -73,7 +73,7 @@ def test_golden_least_budgets(golden: GoldenChain, discards: Discards) -> None:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(small_chains(max_stages=4), RULES, st.integers(0, 8))
 @example(THIN, Discards.TABLE1, 0)
 @example(HUNGRY, Discards.TABLE1, 0)

@@ -79,7 +79,7 @@ def test_bound_for_every_schedule_of_golden_chains() -> None:
         assert expected is None or golden in SUPER_STAGES or bound == expected, golden.name
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(chains(max_stages=4, families=ALL_FAMILIES), st.integers(0, 60))
 def test_optimum_equals_exhaustive_search(profile: ChainProfile, extra: int) -> None:
     least = least_budget(profile)

@@ -94,8 +94,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/trials/isolation.py",
-        "        if freed:\n",
-        "        if not tensors:\n",
+        "    if freed:\n",
+        "    if not tensors:\n",
         "agreement/test_fit_effects.py::"
         "test_a_forward_that_frees_its_input_is_refused_and_the_input_is_as_before",
     ),

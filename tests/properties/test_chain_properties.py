@@ -65,7 +65,7 @@ def test_scaling_sizes_or_times_scales_the_answer(
     assert least_budget(scaled) == least_budget(profile) * sizes
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(chains())
 def test_required_is_the_exact_threshold(profile: ChainProfile) -> None:
     required = least_budget(profile)
@@ -89,7 +89,7 @@ def test_slots_bracket_the_optimum_whatever_their_number(
     assert replay.peak_bytes <= budget
 
 
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(chains(), st.integers(1, 40))
 def test_a_curve_on_slots_lies_on_or_above_the_exact_one(profile: ChainProfile, slots: int) -> None:
     exact, coarse = DP().curve(profile), DP(slots=slots).curve(profile)

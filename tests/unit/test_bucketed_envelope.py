@@ -98,7 +98,7 @@ def test_envelope_equals_sums_merged_one_after_another(
         assert least == min((value for at, value in found if at <= m), default=TOO_MANY)
 
 
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(
     lowest=fronts(),
     sums=SUMS,

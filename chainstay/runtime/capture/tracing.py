@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final
@@ -248,9 +248,13 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
     def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         is_read = isinstance(self.value, ContextVar) and name == "get" and not (args or kwargs)
         if is_read and self.source is not None:
-            read = CallFunctionNoArgsSource(AttrSource(self.source, "get"))
-            with suppress(LookupError):
-                return VariableTracker.build(tx, self.value.get(), read)
+            try:
+                held = self.value.get()
+            except LookupError:
+                pass  # as unknown to TorchDynamo as before
+            else:
+                source = CallFunctionNoArgsSource(AttrSource(self.source, "get"))
+                return VariableTracker.build(tx, held, source)
         return call_of_object(self, tx, name, args, kwargs)
 
     drawing: Any = getattr(variables, "RandomVariable", None)

@@ -20,8 +20,8 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import cuts_of
 from chainstay.runtime.stage.states import State
 
-_BLOCKS: Final = (1, 2)
-"""Numbers of stretches between small states that are kept as one."""
+_STRETCHES: Final = (1, 2)
+"""How many stretches between small states are kept as one."""
 _LONGEST: Final = 16
 """The most stages of a span: of idle bytes between more, a sixteenth is left."""
 _SHORT: Final = 4
@@ -46,7 +46,7 @@ def spans_worth_keeping(
     cuts = list(cuts_of(stages, source, shared))
     least = max(least, 1)
     between = spans_between([cut.bytes for cut in cuts])
-    spans = [*blocks, *(span for span in between if all(_is_apart(span, b) for b in blocks))]
+    spans = [*blocks, *(span for span in between if all(_spares(span, b) for b in blocks))]
     spans += spans_over([cut.idle_bytes >= least for cut in cuts], 2, _LONGEST)
     short = (span for span in spans if span[1] - span[0] < 2 * _SHORT)
     inside = {stage for first, last in short for stage in range(first, last + 1)}
@@ -61,7 +61,8 @@ def spans_worth_keeping(
 def spans_between(sizes: Sequence[int]) -> list[Span]:
     """Return spans from one small state to the next, and over two such stretches.
 
-    A state is small if those beside it are larger; of several that are equal, the last counts.
+    A state is small if those beside it are larger; of several that are equal, the last counts. The
+    ends of the chain count as small states if there is one between them.
 
     Args:
         sizes: The bytes of the input of every stage. Those of the first do not count.
@@ -77,10 +78,10 @@ def spans_between(sizes: Sequence[int]) -> list[Span]:
         for (size, run), before, after in zip(runs, levels, levels[2:], strict=False)
         if before > size < after and len(runs) > 1
     ]
-    borders = [0, *small, len(sizes)]
+    borders = [0, *small, len(sizes)] if small else []
     return [
         (first, behind - 1)
-        for count in _BLOCKS
+        for count in _STRETCHES
         for first, behind in zip(borders, borders[count:], strict=False)
         if 1 < behind - first <= _LONGEST
     ]
@@ -89,7 +90,8 @@ def spans_between(sizes: Sequence[int]) -> list[Span]:
 def spans_over(is_joined: Sequence[bool], shortest: int, longest: int) -> list[Span]:
     """Return spans of `shortest` stages, of twice as many, and so on, over cuts that are joined.
 
-    Whether the cut in front of a stage is, says `is_joined`. Where a stretch ends, spans are less.
+    Whether the cut in front of a stage is, says `is_joined`. At the end of a stretch, spans are
+    shorter.
 
     Example:
         >>> spans_over([False, True, True, True, False, True], 2, 16)
@@ -109,7 +111,7 @@ def spans_over(is_joined: Sequence[bool], shortest: int, longest: int) -> list[S
     return sorted(spans)
 
 
-def _is_apart(span: Span, block: Span) -> bool:
+def _spares(span: Span, block: Span) -> bool:
     """Return whether a span has nothing of a block, or all of it and more."""
     first, last = block
     contains = span[0] <= first and last <= span[1] and span != block

@@ -252,7 +252,7 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
     copies = {key: made.copied(tensor.detach()) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
     sizes = {key: _storage_bytes(tensor) for key, tensor in held.items()}
-    changed: set[int] = set()
+    changed = set[int]()
     try:
         yield changed
     finally:
@@ -268,12 +268,12 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
                 changed.add(key)
                 with torch.no_grad():
                     tensor.copy_(copied)
-        if freed:
-            raise UnsupportedModelError(
-                "the forward frees the memory of what it is given (resize_ of a storage), as "
-                "reversible layers do until their backward; turn that off: a plan frees what it "
-                "can compute again"
-            )
+    if freed:
+        raise UnsupportedModelError(
+            "the forward frees the memory of what it is given (resize_ of a storage), as "
+            "reversible layers do until their backward; turn that off: a plan frees what it "
+            "can compute again"
+        )
 
 
 def _storage_bytes(tensor: torch.Tensor) -> int:
