@@ -61,7 +61,8 @@ class Subject:
         counted: Tensors of these that are there because of the call, whose memory counts.
         device: Where they run.
         progress: Told of every run of a stage.
-        spans: The first and last of stages that may be kept together, such as those of a block.
+        blocks: The first and last of stages that are a block of the model.
+        spans: Those of further stages that may be kept together, as blocks may be.
         hands_out: Whether the model's own code gets what every stage gives, and may change it.
         options: The options of stages that were measured before, to which more are added.
     """
@@ -72,6 +73,7 @@ class Subject:
     counted: State
     device: torch.device
     progress: Progress = unseen
+    blocks: tuple[tuple[int, int], ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
     hands_out: bool = False
     options: dict[Hashable, Any] | None = None

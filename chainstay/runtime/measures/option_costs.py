@@ -53,9 +53,9 @@ class ObservedOption:
 
 
 _MOST: Final = 8
-"""Options of a block, and of a stage that is part of none."""
+"""Options of a block, and of a stage that is kept together with no other."""
 _FEWER: Final = 3
-"""Options of a stage that is part of a block."""
+"""Options of other spans and stages: further ones gain next to nothing, and each is run."""
 _MOST_OPERATORS: Final = 8_000
 """Operators in all options of a stage, where there are more than so few options: each is run."""
 
@@ -98,7 +98,8 @@ def observe_options(
         if place.state is subject.source:
             subject.progress("looking for options", steps=0, more=len(place.stages))
         subject.progress("looking for options")
-        in_span = any(start <= first <= last for start, last in subject.spans)
+        spans = (*subject.blocks, *subject.spans)
+        in_span = any(start <= first <= last for start, last in spans)
         for last in _ends(first, subject, observed):
             saved = sum(memory.kept_bytes for memory in memories[first : last + 1])
             if saved * _LEAST_PART < everything:
@@ -116,7 +117,8 @@ def observe_options(
             )
             known = alike if subject.options is None else subject.options
             if key not in known:
-                most = _MOST if count > 1 or not in_span else _FEWER
+                is_block = (first, last) in subject.blocks
+                most = _MOST if is_block or not in_span else _FEWER
                 kept_time = sum(observation.time.kept for observation in observed[first : last + 1])
                 options = _options(place, count, kept_time, most)
                 probes = [
@@ -329,12 +331,13 @@ def _with_spans(subject: Subject, least: int) -> Subject:
     if subject.hands_out:
         return subject
     stages, source, shared = subject.model_stages, subject.source, subject.shared
-    return replace(subject, spans=spans_worth_keeping(stages, source, shared, subject.spans, least))
+    spans = spans_worth_keeping(stages, source, shared, subject.blocks, least)
+    return replace(subject, spans=spans)
 
 
 def _ends(first: int, subject: Subject, observed: Sequence[ObservedStage]) -> list[int]:
     """Return the last stages of what may be kept together from stage `first` on."""
-    spans = (span for span in subject.spans if span[0] == first)
+    spans = (span for span in (*subject.blocks, *subject.spans) if span[0] == first)
     return [first, *(last for _, last in spans if _is_apart(observed[first : last + 1]))]
 
 

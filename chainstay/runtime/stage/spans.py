@@ -38,24 +38,24 @@ def spans_worth_keeping(
     blocks: Sequence[Span],
     least: int,
 ) -> tuple[Span, ...]:
-    """Return the spans that are worth keeping as one: the model's `blocks`, and further ones.
+    """Return the spans that are worth keeping as one besides the model's `blocks`.
 
-    These are between small states; over cuts with at least so many idle bytes; and where no short
+    They are between small states; over cuts with at least so many idle bytes; and where no short
     span is, over cuts of at least so many bytes beside a cheap stage. The chain is run once.
     """
     cuts = list(cuts_of(stages, source, shared))
     least = max(least, 1)
     between = spans_between([cut.bytes for cut in cuts])
-    spans = [*blocks, *(span for span in between if all(_spares(span, b) for b in blocks))]
+    spans = [span for span in between if all(_spares(span, b) for b in blocks)]
     spans += spans_over([cut.idle_bytes >= least for cut in cuts], 2, _LONGEST)
-    short = (span for span in spans if span[1] - span[0] < 2 * _SHORT)
+    short = (span for span in (*blocks, *spans) if span[1] - span[0] < 2 * _SHORT)
     inside = {stage for first, last in short for stage in range(first, last + 1)}
     is_cheap = [
         cut.is_beside_cheap and cut.bytes >= least and not inside & {cut.index - 1, cut.index}
         for cut in cuts
     ]
     spans += spans_over(is_cheap, _SHORT, 2 * _SHORT)
-    return tuple(dict.fromkeys(spans))
+    return tuple(span for span in dict.fromkeys(spans) if span not in blocks)
 
 
 def spans_between(sizes: Sequence[int]) -> list[Span]:
@@ -112,7 +112,7 @@ def spans_over(is_joined: Sequence[bool], shortest: int, longest: int) -> list[S
 
 
 def _spares(span: Span, block: Span) -> bool:
-    """Return whether a span has nothing of a block, or all of it and more."""
+    """Return whether a span has nothing of a block, or all of it."""
     first, last = block
-    contains = span[0] <= first and last <= span[1] and span != block
+    contains = span[0] <= first and last <= span[1]
     return contains or last < span[0] or span[1] < first

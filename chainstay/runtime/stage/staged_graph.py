@@ -114,11 +114,11 @@ def subject_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
         counted=graph.counted(shared),
         device=device,
         progress=progress,
-        spans=_spans(graph, merged),
+        blocks=_blocks(graph, merged),
     )
 
 
-def _spans(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[tuple[int, int], ...]:
+def _blocks(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[tuple[int, int], ...]:
     """Return the first and last stage of every block that is several stages."""
     counts = (len(stage.parts) for stage in stages if not stage.is_loss)
     at = {part: stage for stage, part in enumerate(accumulate(counts, initial=0))}
