@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each way")
     parser.add_argument("--inductor", action="store_true", help="with the slow default backend")
-    parser.add_argument("--limit", type=int, default=600, help="seconds for one network")
+    parser.add_argument("--limit", type=int, default=1200, help="seconds for one network")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)  # a process's own result
     options = parser.parse_args()
@@ -72,7 +72,7 @@ def _run_all(options: argparse.Namespace) -> None:
 
     def report(done: str, lines: list[str]) -> None:
         elapsed = time.monotonic() - begin
-        print(f"{done}: {failures.get(done, 'done')} after {elapsed:.0f} s", flush=True)
+        print(f"{elapsed:.0f} s: {done} {failures.get(done, 'done')}", flush=True)
         text = text_of(_outcomes(store, failures), failures, store.name, lines, elapsed)
         options.output.write_text(text, encoding="utf-8")
 
