@@ -327,8 +327,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/stage/spans.py",
-        "return contains or last < span[0] or span[1] < first",
-        "return last < span[0] or span[1] < first",
+        "return not contains and span[0] <= last and first <= span[1]",
+        "return span[0] <= last and first <= span[1]",
         "unit/test_spans.py",
     ),
     Mutant(

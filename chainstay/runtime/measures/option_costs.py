@@ -35,7 +35,7 @@ from chainstay.runtime.options.option import (
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain_stage import ChainStage, fused
-from chainstay.runtime.stage.spans import spans_worth_keeping
+from chainstay.runtime.stage.spans import Span, spans_worth_keeping
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached
 
@@ -100,7 +100,7 @@ def observe_options(
         subject.progress("looking for options")
         spans = (*subject.blocks, *subject.spans)
         in_span = any(start <= first <= last for start, last in spans)
-        for last in _ends(first, subject, observed):
+        for last in _ends(first, spans, observed):
             saved = sum(memory.kept_bytes for memory in memories[first : last + 1])
             if saved * _LEAST_PART < everything:
                 continue
@@ -335,10 +335,10 @@ def _with_spans(subject: Subject, least: int) -> Subject:
     return replace(subject, spans=spans)
 
 
-def _ends(first: int, subject: Subject, observed: Sequence[ObservedStage]) -> list[int]:
+def _ends(first: int, spans: Sequence[Span], observed: Sequence[ObservedStage]) -> list[int]:
     """Return the last stages of what may be kept together from stage `first` on."""
-    spans = (span for span in (*subject.blocks, *subject.spans) if span[0] == first)
-    return [first, *(last for _, last in spans if _is_apart(observed[first : last + 1]))]
+    lasts = (last for start, last in spans if start == first)
+    return [first, *(last for last in lasts if _is_apart(observed[first : last + 1]))]
 
 
 def _is_apart(observed: Sequence[ObservedStage]) -> bool:

@@ -46,7 +46,7 @@ def spans_worth_keeping(
     cuts = list(cuts_of(stages, source, shared))
     least = max(least, 1)
     between = spans_between([cut.bytes for cut in cuts])
-    spans = [span for span in between if all(_spares(span, b) for b in blocks)]
+    spans = [span for span in between if not any(_crosses(span, b) for b in blocks)]
     spans += spans_over([cut.idle_bytes >= least for cut in cuts], 2, _LONGEST)
     short = (span for span in (*blocks, *spans) if span[1] - span[0] < 2 * _SHORT)
     inside = {stage for first, last in short for stage in range(first, last + 1)}
@@ -111,8 +111,8 @@ def spans_over(is_joined: Sequence[bool], shortest: int, longest: int) -> list[S
     return sorted(spans)
 
 
-def _spares(span: Span, block: Span) -> bool:
-    """Return whether a span has nothing of a block, or all of it."""
+def _crosses(span: Span, block: Span) -> bool:
+    """Return whether a span has a part of a block, but not all of it."""
     first, last = block
     contains = span[0] <= first and last <= span[1]
-    return contains or last < span[0] or span[1] < first
+    return not contains and span[0] <= last and first <= span[1]
