@@ -101,9 +101,14 @@ def require_planned(
     model: nn.Module,
     sample: SampleUnder,
     share: str,
+    *,
+    freed_early: int = 0,
     **options: Any,
 ) -> nn.Module:
-    """Fit `model`; it must train like a copy of it, within the promised peak."""
+    """Fit `model`; it must train like a copy of it, within the promised peak.
+
+    `freed_early` are bytes that are counted for a whole step and may be free before its end.
+    """
     expected = trained(copy.deepcopy(model), sample)
     planned = fitted(model, sample, share, **options)
     assert differences(trained(planned, sample), expected) == []
@@ -112,7 +117,7 @@ def require_planned(
     solution = shown(planned).solution
     measured = peak(planned, sample)
     assert measured <= solution.peak_bytes <= solution.budget
-    assert solution.peak_bytes <= 1.15 * measured
+    assert solution.peak_bytes - freed_early <= 1.15 * measured
     return planned
 
 
@@ -313,7 +318,10 @@ def test_compiled_blocks(share: str, is_wrapped: bool) -> None:  # noqa: FBT001
 def test_llama_under_autocast(share: str, has_cache: bool) -> None:  # noqa: FBT001
     model, sample = family("Llama")
     low = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=has_cache)
-    require_planned(model, SampleUnder(sample.args, sample.kwargs, low), share)
+    # A user may run the backward inside autocast, too, whose copies then stay to its end.
+    copies = sum(2 * weight.numel() for weight in model.parameters()) if has_cache else 0
+    cast = SampleUnder(sample.args, sample.kwargs, low)
+    require_planned(model, cast, share, freed_early=copies)
 
 
 class Doubling(torch.autograd.Function):
