@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from chainstay.errors import InfeasibleBudgetError
@@ -44,18 +45,27 @@ def tried(
     Raises:
         InfeasibleBudgetError: Nothing fits; the least budget that it names has been tried, too.
     """
+    tried_within = partial(_tried, solved=solved, rehearsed=rehearsed)
     try:
-        return _tried(budget, solved, rehearsed, is_told=is_told)
+        return tried_within(budget, is_told=is_told)
     except InfeasibleBudgetError as refusal:
         found = refusal
-    for _ in range(_TIGHTENINGS):
+    candidate, enough = found.required, 0
+    for _ in range(_TIGHTENINGS + 1):
         try:
-            _tried(found.required, solved, rehearsed, is_told=False).close()
+            planned = tried_within(candidate, is_told=False)
         except InfeasibleBudgetError as larger:
-            found = found.known(budget, max(larger.required, found.required + 1))
+            if enough:
+                break
+            candidate = max(larger.required, candidate + 1)
         else:
-            break
-    raise found
+            planned.close()
+            enough, needed = candidate, planned.solution.peak_bytes
+            if needed >= enough:
+                break
+            candidate = needed
+    required = enough or candidate
+    raise found if required == found.required else found.known(budget, required)
 
 
 def _tried(
