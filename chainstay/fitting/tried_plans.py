@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from chainstay.errors import InfeasibleBudgetError
@@ -45,27 +44,18 @@ def tried(
     Raises:
         InfeasibleBudgetError: Nothing fits; the least budget that it names has been tried, too.
     """
-    tried_within = partial(_tried, solved=solved, rehearsed=rehearsed)
     try:
-        return tried_within(budget, is_told=is_told)
+        return _tried(budget, solved, rehearsed, is_told=is_told)
     except InfeasibleBudgetError as refusal:
         found = refusal
-    candidate, enough = found.required, 0
-    for _ in range(_TIGHTENINGS + 1):
+    for _ in range(_TIGHTENINGS):
         try:
-            planned = tried_within(candidate, is_told=False)
+            _tried(found.required, solved, rehearsed, is_told=False).close()
         except InfeasibleBudgetError as larger:
-            if enough:
-                break
-            candidate = max(larger.required, candidate + 1)
+            found = found.known(budget, max(larger.required, found.required + 1))
         else:
-            planned.close()
-            enough, needed = candidate, planned.solution.peak_bytes
-            if needed >= enough:
-                break
-            candidate = needed
-    required = enough or candidate
-    raise found if required == found.required else found.known(budget, required)
+            break
+    raise found
 
 
 def _tried(
