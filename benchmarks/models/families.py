@@ -8,7 +8,7 @@ the least budget that chainstay takes, and half-way from there to plain training
 SGD with momentum are compared with plain ones: loss, every gradient, every buffer and the random
 state, bit for bit. Peaks are the profiler's memory events over a whole step, inputs included.
 
-Each family is a process of its own, two at a time. About ten minutes on two cores. Exits with 1
+Each family is a process of its own, two at a time: 25 minutes on two cores. Exits with 1
 if anything is not equal, above its budget, or cannot be fitted.
 """
 
