@@ -12,7 +12,11 @@ from torch import nn
 
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.planner import Planner, StageSource, listed_shapes
-from chainstay.runtime.capture.blocks.calls import listed_modules, require_not_checkpointed
+from chainstay.runtime.capture.blocks.calls import (
+    listed_modules,
+    present_checkpoint,
+    require_not_checkpointed,
+)
 from chainstay.runtime.capture.blocks.entrances import (
     block_handler,
     close_entrance,
@@ -29,7 +33,6 @@ from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
-from chainstay.runtime.execute.handles import present_hooks
 from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks, peak_around
 from chainstay.runtime.measures.progress import say
 
@@ -113,7 +116,7 @@ class BlockForward:
         if kind.planned is None:
             return call()
         run = BlockRun(kind.planned.schedule)
-        checked, around = not is_sharded(call.model), present_hooks()
+        checked, around = not is_sharded(call.model), present_checkpoint()
 
         def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             try:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch._dynamo import config
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.torch_version import TorchVersion
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
+from torch_release import IS_TORCH_2_6
 from twins import (
     SAMPLE,
     Call,
@@ -59,7 +59,7 @@ class Mapped(Wide):
 
 
 has_control_flow = pytest.mark.skipif(
-    TorchVersion(torch.__version__) < "2.7", reason="torch before 2.7 takes no gradients through it"
+    IS_TORCH_2_6, reason="torch before 2.7 takes no gradients through it"
 )
 
 

@@ -247,7 +247,8 @@ def test_a_graph_in_one_piece_is_refused() -> None:
     _, planned, sample = pair("layered", "least")
     sample.loss(planned)  # which captures it: frames are compiled inside
     whole: Any = torch.compile(planned, backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match=r"found no compiled frames|torch\.compiler\.disable"):
+    told = r"found no compiled frames|torch\.compiler\.disable|inline in skipfiles"
+    with pytest.raises(Exception, match=told):
         sample.loss(whole)
 
 
@@ -269,7 +270,7 @@ def test_a_model_that_is_exported_or_traced_runs_plainly(by: Any) -> None:
     planned.eval()
     with torch.no_grad():
         expected = planned(*sample.args)
-    exported = torch.export.export(planned, sample.args).module()
+    exported = torch.export.export(planned, sample.args, strict=False).module()
     assert torch.equal(exported(*sample.args), expected)
     traced: Any = torch.jit.trace(planned, sample.args)
     assert torch.equal(traced(*sample.args), expected)

@@ -22,6 +22,7 @@ from chainstay import InfeasibleBudgetError, Schedule
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from option_families import FAMILIES, TOKENS, Language
+from torch_release import IS_TORCH_2_6
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from twins import peak_of
 from zoo import loss_of
@@ -326,6 +327,7 @@ def test_a_measured_chain_goes_by_options() -> None:
     assert list(map(torch.equal, found.values(), expected.values())) == [True] * len(expected)
 
 
+@pytest.mark.skipif(IS_TORCH_2_6, reason="torch 2.6 makes no graph of no operators")
 def test_a_loss_that_is_the_output() -> None:
     """It has no operators at all."""
     torch.manual_seed(0)

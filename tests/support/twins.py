@@ -19,12 +19,12 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.torch_version import TorchVersion
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.fitted import Fitted
 from chainstay.runtime import trace_memory
+from torch_release import IS_TORCH_2_6
 from zoo import loss_of
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
 torch.set_num_threads(1)
 
 TELLS_HOOKS: Final = pytest.mark.skipif(
-    TorchVersion(torch.__version__) < "2.7",
+    IS_TORCH_2_6,
     reason="torch before 2.7 does not tell which hooks on saved tensors are on",
 )
 

@@ -17,6 +17,7 @@ from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.measures.blocks.block_costs import find_blocks
+from torch_release import IS_TORCH_2_6
 
 X = torch.randn(3, 4)
 fit = partial(chainstay.fit, by="blocks", budget="100%", repeats=1, progress=False)
@@ -210,6 +211,7 @@ class Beside(nn.Module):
         return result
 
 
+@pytest.mark.skipif(IS_TORCH_2_6, reason="there, what the first block makes outlives the forward")
 def test_what_the_model_makes_beside_blocks_parts_segments() -> None:
     model = Beside()
     assert intercept(model).starts == (0, 2)

@@ -272,15 +272,18 @@ class _Observer:
     def _run(self, node: fx.Node) -> None:
         saved: list[torch.Tensor] = []
 
-        def noted(tensor: torch.Tensor) -> None:
+        is_higher = isinstance(node.target, HigherOrderOperator)
+        unpack = _as_packed if is_higher else refuse_backward  # torch 2.6 traces its backward now
+
+        def noted(tensor: torch.Tensor) -> torch.Tensor | None:
             saved.append(tensor.detach())
+            return saved[-1] if is_higher else None
 
         kernels = _Kernels()
-        is_higher = isinstance(node.target, HigherOrderOperator)
         with ExitStack() as stack:
             for region in regions_of(node):
                 stack.enter_context(region.entered())
-            stack.enter_context(saved_tensors_hooks(noted, refuse_backward))
+            stack.enter_context(saved_tensors_hooks(noted, unpack))
             stack.enter_context(nullcontext() if is_higher else kernels)
             try:
                 value = node_result(node, self.values, self.captured.modules.__getitem__)
@@ -326,6 +329,10 @@ class _Observer:
             self.storages[address] = len(self.storage_bytes), tensor
             self.storage_bytes.append(size)
         return self.storages[address][0]
+
+
+def _as_packed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _faked(mode: FakeTensorMode, value: object) -> object:

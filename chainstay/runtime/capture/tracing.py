@@ -69,7 +69,8 @@ _REASONS: Final[Mapping[str, str]] = {
         "or one under torch.compiler.disable"
     ),
     "(?i)data-dependent (expression|branching)|Could not extract specialized"
-    r"|Dynamic control flow is not|builtin: bool \[|^Tensor\.item": (  # by torch 2.6
+    r"|Dynamic control flow is not|builtin: bool \[|^Tensor\.item"
+    r"|^data dependent operator: aten\._local_scalar_dense": (  # by torch 2.6
         "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide by a "
         "Python bool or number that the module keeps, or that the call is given"
     ),
@@ -101,7 +102,10 @@ _RAISED: Final = "context: raised exception "
 """What TorchDynamo says where the traced code raises."""
 
 _FAILED: Final = "Failed running "
-"""What torch 2.6 says there; the operator's own text is on the next line."""
+"""What torch 2.6 says where an operator raises; the operator's own text is on the next line."""
+
+_OBSERVED: Final = "Observed exception"
+"""What torch says where the traced code raises; 2.6 does not tell what."""
 
 _WITH_FAKES: Final = "fake tensor"
 """What TorchDynamo says where an operator raises; a list of all its arguments follows."""
@@ -333,6 +337,8 @@ def _reason(failure: Exception, args: tuple[object, ...]) -> str:
     raised = [line.partition("raised exception ")[2] for line in lines if _RAISED in line]
     if raised:
         text = f"{RAISES}{_CONSTANTS.sub(_as_written, raised[0])}"
+    elif text == _OBSERVED:
+        text = f"{RAISES}an exception"
     elif text.startswith(_FAILED) and len(lines) > 1:
         text = f"{RAISES}{lines[1].rstrip('.')}"
     elif _WITH_FAKES in text and ": got " in text:

@@ -19,9 +19,10 @@ def environment() -> str:
 def unguarded(args: tuple[Any, ...], *, traced_in: str | None) -> str:
     """Return what TorchDynamo has no guards for, as a text.
 
-    That is the numbers of all global module hooks, each of which torch gives out once; types
-    of parameters, which torch 2.6 looks at again only if a module got another parameter; and the
-    variables of the environment, where they are not those that the function was traced in.
+    That is the numbers of all global module hooks, each of which torch gives out once; and the
+    variables of the environment, where they are not those that the function was traced in. On torch
+    2.6 it is types of parameters, too, at which that looks again only if a module got another
+    parameter, and whether autocast has its cache.
 
     Args:
         args: The arguments of a call.
@@ -39,7 +40,8 @@ def unguarded(args: tuple[Any, ...], *, traced_in: str | None) -> str:
     if not _IS_BLIND or not args or not isinstance(args[0], module.Module):
         return told
     held = (*args[0].parameters(), *args[0].buffers())
-    return f"{told} {hash(tuple((tensor.dtype, tensor.requires_grad) for tensor in held))}"
+    kinds = hash(tuple((tensor.dtype, tensor.requires_grad) for tensor in held))
+    return f"{told} {kinds} {torch.is_autocast_cache_enabled()}"
 
 
 _IS_BLIND: Final = TorchVersion(torch.__version__) < "2.7"

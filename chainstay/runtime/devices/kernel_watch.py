@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from functools import partial
+from typing import Any, Final, Self, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,6 +29,9 @@ class KernelWatch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
 
     def __enter__(self) -> Self:
+        if _IS_EARLY:
+            for operator in torch._ops._higher_order_ops.values():  # noqa: SLF001  # no public way
+                operator.python_key_table.setdefault(type(self), partial(_watched, operator))
         self._inside.enter_context(torch.compiler.set_stance("force_eager"))
         return cast("Self", super().__enter__())  # type: ignore[no-untyped-call]  # likewise
 
@@ -49,3 +53,11 @@ class KernelWatch(TorchDispatchMode):
     @abstractmethod
     def see(self, kernel: Callable[..., Any], result: Any) -> None:
         """Look at a kernel that has run, and at what it gave."""
+
+
+_IS_EARLY: Final = not hasattr(TorchDispatchMode, "supports_higher_order_operators")
+"""Whether torch, as 2.6, wants a rule for each operator of higher order and each kind of mode."""
+
+
+def _watched(operator: Callable[..., Any], mode: KernelWatch, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args, kwargs)

@@ -312,8 +312,14 @@ def hooks_set_aside() -> AbstractContextManager[object]:
 
 def present_hooks() -> Sequence[Callable[..., Any]] | None:
     """The innermost hooks on saved tensors; torch before 2.7 does not tell."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # noqa: SLF001  # no public way
+    top = getattr(torch._C._autograd, _TOP_HOOKS, None)  # noqa: SLF001  # no public way
     return None if top is None else top(True)  # noqa: FBT003  # it takes no names
+
+
+_TOP_HOOKS: Final = "_top_saved_tensors_default_hooks"
+
+TELLS_HOOKS: Final = hasattr(torch._C._autograd, _TOP_HOOKS)  # noqa: SLF001  # likewise
+"""Whether `present_hooks` tells them."""
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ changed in place is another one.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 from torch.utils.weak import WeakIdKeyDictionary
 
 from chainstay.errors import UnsupportedModelError
@@ -25,7 +27,7 @@ from chainstay.runtime.capture.cuts.stage_names import (
     outermost,
 )
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of, outside_compiled
-from chainstay.runtime.execute.handles import present_hooks
+from chainstay.runtime.execute.handles import TELLS_HOOKS, present_hooks
 from chainstay.runtime.stage.states import state_bytes, tensors_in, version_of
 
 
@@ -149,17 +151,30 @@ def compiled_blocks(model: nn.Module) -> dict[str, str]:
     return reasons
 
 
-def require_not_checkpointed(around: Sequence[Callable[..., Any]] | None) -> None:
+def require_not_checkpointed(around: object) -> None:
     """Refuse a block that the model's forward calls inside of a `torch.utils.checkpoint`.
 
-    That would run the block's own forward in the backward, and count what this saves. Hooks on
-    saved tensors that are on `around` the model are another matter.
+    That would run the block's own forward in the backward, and count what this saves. A checkpoint
+    that is `around` the model, as `present_checkpoint` tells it, is another matter.
     """
-    hooks = present_hooks()
-    if hooks and hooks != around and hooks[0].__module__ == "torch.utils.checkpoint":
+    present = present_checkpoint()
+    if present is not None and present != around:
         raise UnsupportedModelError(
             "torch.utils.checkpoint runs it again in the backward, as a plan does; leave that out"
         )
+
+
+def present_checkpoint() -> object:
+    """Return what the innermost `torch.utils.checkpoint` is known by, ``None`` outside of any.
+
+    That is its hooks on saved tensors, or its frame where torch, as 2.6, does not tell hooks.
+    """
+    if hooks := present_hooks():
+        return hooks if hooks[0].__module__ == checkpoint.__name__ else None
+    frame = None if TELLS_HOOKS else sys._getframe()  # noqa: SLF001  # as `inspect` has it
+    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
+        frame = frame.f_back
+    return frame
 
 
 def _storage_bytes(tensor: torch.Tensor) -> int:
