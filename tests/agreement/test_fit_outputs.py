@@ -126,3 +126,41 @@ def test_tensors_in_objects_count_as_inputs(by: Literal["graph", "blocks"]) -> N
         model = chainstay.fit(Given(), (given,), budget="100%", by=by, repeats=1)
         predicted.append(shown(model).solution.peak_bytes)
     assert len(set(predicted)) == 1, predicted
+
+
+class Remembering(nn.Module):
+    """Every block makes a state, too, which nobody goes back through, as for generating."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual() for _ in range(4))
+        self.states = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> Scores:
+        hidden = []
+        for block, state in zip(self.blocks, self.states, strict=True):
+            hidden.append(state(x).sin().exp().tanh().mean(0))  # small, and its graph is not
+            x = block(x)
+        return Scores(x.sin(), hidden)
+
+
+def last_of(output: Scores) -> torch.Tensor:
+    return torch.square(output.last).mean()
+
+
+@pytest.mark.parametrize("budget", ["60%", "80%", "100%"])
+def test_what_the_output_holds_of_the_graph_is_counted(
+    budget: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The backward does not come by there, so all of that stays until the output is let go."""
+    sample = batch(64, 32)
+    model = chainstay.fit(Remembering(), (sample,), budget=budget, loss=last_of, repeats=1)
+    assert "planning again" not in capsys.readouterr().err
+
+    def step() -> None:
+        output = model(sample)
+        last_of(output).backward()
+
+    predicted = shown(model).solution.peak_bytes
+    measured = peak_of_step(model, step, sample)
+    assert measured <= predicted <= 1.1 * measured

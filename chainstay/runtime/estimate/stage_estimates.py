@@ -22,7 +22,12 @@ from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.runtime.estimate.observer import WatchedPhase, watch
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime
-from chainstay.runtime.measures.costs import ObservedStage, Subject, require_differentiable
+from chainstay.runtime.measures.costs import (
+    ObservedStage,
+    Subject,
+    require_differentiable,
+    returned_tensors,
+)
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -45,7 +50,7 @@ def estimate_stages(
             integers, or a stage fails.
     """
     observed, states = _observe(subject)
-    probed = _probe_all(subject, states, [seen.leaves for seen in observed], device, mode)
+    probed = _probe_all(subject, states, observed, device, mode)
     times = [time for _, time in probed]
     timed = [replace(seen, time=time) for seen, time in zip(observed, times, strict=True)]
     return timed, [memory for memory, _ in probed]
@@ -85,7 +90,7 @@ def _observe(subject: Subject) -> tuple[list[ObservedStage], list[State]]:
 def _probe_all(
     subject: Subject,
     states: Sequence[State],
-    leaves: Sequence[tuple[torch.Tensor, ...]],
+    observed: Sequence[ObservedStage],
     device: DeviceModel,
     mode: FakeTensorMode,
 ) -> list[tuple[StageMemory, StageTime]]:
@@ -93,9 +98,11 @@ def _probe_all(
     known: dict[Hashable, tuple[StageMemory, StageTime]] = {}
     probed: list[tuple[StageMemory, StageTime]] = []
     held: list[tuple[LeafGradient, ...]] = [()] * len(subject.stages)
-    gradients = None
+    leaves, returned = [seen.leaves for seen in observed], returned_tensors(observed)
+    gradients: Gradients | None = None
     for index, stage in reversed(list(enumerate(subject.stages))):
         source = states[index]
+        gradients = gradients and replace(gradients, held=returned[index])
         uses = LeafUses.of(leaves, index, index, held)
         # Autograd adds no stand-ins in place: without the old sum, none is made of the two.
         uses = replace(uses, behind=uses.copied)

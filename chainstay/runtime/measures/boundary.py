@@ -35,11 +35,14 @@ class Gradients:
         storages: Equal numbers for gradients that lie in one storage.
         lasting: Those, by index, that others hold until the backward of the state is over, as a
             residual connection around a block does.
+        held: Those, by index, of tensors that the caller holds, as the model returns them: one that
+            gets no gradient keeps what its part of the graph saved.
     """
 
     layouts: tuple[MemoryLayout | None, ...]
     storages: tuple[int, ...]
     lasting: frozenset[int] = frozenset()
+    held: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, gradients: tuple[torch.Tensor | None, ...]) -> Gradients:
@@ -118,11 +121,12 @@ def swallow(
     wanting = wanting_gradients(state)
     if not wanting:
         return state
+    count = len(state)  # the node, which may outlive the backward, must not hold the state itself
 
     def receive_all(gradients: tuple[torch.Tensor | None, ...]) -> None:
         if receive is not None:
             known = dict(zip(wanting, gradients, strict=True))
-            receive(tuple(known.get(index) for index in range(len(state))))
+            receive(tuple(known.get(index) for index in range(count)))
 
     anchor = torch.empty(0, device=state[wanting[0]].device, requires_grad=True)
     tensors = (state[index].detach() for index in wanting)

@@ -4,7 +4,8 @@ Every stage is run alone, so that only one stage's graph is alive at once. Beyon
 plain reading of the profile's fields:
 
 * The caller holds the model's output until the step ends, as ``output = model(x)`` in a
-  training loop does: it is in the overheads of every stage but those whose input has it.
+  training loop does: it is in the overheads of every stage but those whose input has it. So is
+  what parts of the graph saved that only the output holds, once the backward has come by.
 * Some bytes stand through the whole step: what a dropping forward cannot drop, the loss
   value and its seed gradient. They are in every stage's overheads.
 * Buffers and random states are saved for stages that run again; see `account`.
@@ -19,6 +20,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
@@ -203,14 +205,28 @@ def trace_chain(
     probes = [
         StageProbe(stage=seen.stage, shared=subject.shared, leaves=seen.leaves) for seen in observed
     ]
+    returned = returned_tensors(observed) if is_whole else None
     # A failing stage leaves no gradient behind.
-    with closing(_phases(probes, subject, gradients, is_whole=is_whole)) as phases:
+    with closing(_phases(probes, subject, gradients, returned)) as phases:
         traces = iter(trace_phases(phases, subject.device))
     return [probe.memory(traces) for probe in reversed(probes)][::-1]
 
 
+def returned_tensors(observed: Sequence[ObservedStage]) -> list[frozenset[int]]:
+    """Return which tensors of every stage's output, by index, the model returns."""
+    last = observed[-1]
+    returned = {*(last.given if last.stage.is_loss else last.result).tensors}
+    return [
+        frozenset(index for index, number in enumerate(seen.result.tensors) if number in returned)
+        for seen in observed
+    ]
+
+
 def _phases(
-    probes: Sequence[StageProbe], subject: Subject, gradients: Gradients | None, *, is_whole: bool
+    probes: Sequence[StageProbe],
+    subject: Subject,
+    gradients: Gradients | None,
+    returned: Sequence[frozenset[int]] | None,
 ) -> Generator[Callable[[], None]]:
     """Every stage's phases, the last stage first: its gradients lie as the one below gets them."""
     leaves = [probe.leaves for probe in probes]
@@ -224,7 +240,8 @@ def _phases(
     for index, probe in reversed(list(enumerate(probes))):
         subject.progress("tracing memory")
         probe.output_gradients = gradients
-        if is_whole:
+        if returned is not None:
+            probe.output_gradients = gradients and replace(gradients, held=returned[index])
             held = [holder.leaf_gradients for holder in probes]
             probe.uses = LeafUses.of(leaves, index, index, held)
         for phase in probe.phases(on_the_host[index], device, devices[index]):
@@ -259,7 +276,7 @@ def account_for(
                 around.kept(memory, index, index),
                 gradient_bytes=around.gradient_bytes(index + 1),
                 dropping_bytes=seen.dropping_bytes(memory) + around.standing,
-                again_bytes=around.waiting(index),
+                again_bytes=around.waiting(index) + around.left[index + 1],
                 forward_operator=memory.forward_operator,
                 backward_operator=memory.backward_operator,
             )
@@ -285,6 +302,8 @@ class Surroundings:
         gradients: How theirs lie.
         skips: Tensors that several states share.
         tied: Gradients that several stages sum.
+        left: Bytes that the graph of every stage and those behind it holds once they have gone
+            backwards, for parts that get no gradient; at last 0.
         has_loss: Whether the last stage is the loss.
     """
 
@@ -293,6 +312,7 @@ class Surroundings:
     gradients: Sequence[Gradients]
     skips: tuple[Skip, ...]
     tied: TiedGradients
+    left: Sequence[int]
     has_loss: bool
 
     @classmethod
@@ -317,6 +337,7 @@ class Surroundings:
             tied=TiedGradients.of(
                 [seen.leaves for seen in observed], [stage.leaf_gradients for stage in memories]
             ),
+            left=[*accumulate((s.left_bytes for s in reversed(memories)), initial=0)][::-1],
             has_loss=has_loss,
         )
 
@@ -337,6 +358,7 @@ class Surroundings:
         backward -= self.gradients[first].allocated_bytes + self.gradients[last + 1].allocated_bytes
         backward -= memory.summed_bytes or 0
         backward += sum(s.gradient_bytes for s in self.skips if s.first <= first <= last < s.last)
+        backward += self.left[last + 1]
         backward += self.waiting(first)  # below 0 where the graph lacks the output, which is saved
         made = sum(s.bytes for s in self.skips if first < s.first <= last + 1 <= s.last)
         is_seen = memory.summed_bytes is not None

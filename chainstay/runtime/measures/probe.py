@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes
 from chainstay.runtime.execute.handles import dropping
@@ -37,6 +37,7 @@ class StageMemory:
         dropped_peak: During a dropping forward.
         backward_peak: During the backward, which begins without the output unless the
             graph holds it.
+        left_bytes: Held after the backward, by parts of the graph that got no gradient.
         output_gradients: How those that enter the backward lie.
         input_gradients: How those that leave it lie.
         leaf_gradients: What holds the gradients of its leaves, by leaf.
@@ -52,6 +53,7 @@ class StageMemory:
     kept_peak: int
     dropped_peak: int
     backward_peak: int
+    left_bytes: int
     output_gradients: Gradients
     input_gradients: Gradients
     leaf_gradients: tuple[LeafGradient, ...] = ()
@@ -85,6 +87,7 @@ class StageProbe:
     _output: State = ()
     _root: torch.Tensor | None = None
     _behind: torch.Tensor | None = None
+    _left: Sequence[Node | None] = ()
     _addresses: list[int] = field(default_factory=list)
     _leaf_gradients: dict[int, LeafGradient] = field(default_factory=dict)
 
@@ -103,6 +106,7 @@ class StageProbe:
             yield self._release_output
             yield self._backward
             yield self._release_input
+            yield self._release_left
             if self.drops:
                 yield partial(self._make_input, source, devices)
                 yield self._forward_dropping
@@ -112,7 +116,7 @@ class StageProbe:
         """Levels from the traces of `phases`, taken from the front of `traces`."""
         base = next(traces).end_bytes
         made, kept, released, backward = (next(traces) for _ in range(4))
-        after = next(traces)
+        left, after = (next(traces) for _ in range(2))
         remade, dropped = (next(traces) for _ in range(2)) if self.drops else (after, after)
         assert self.output_gradients is not None, "the phases have run"
         assert self.input_gradients is not None, "the phases have run"
@@ -123,6 +127,7 @@ class StageProbe:
             kept_peak=kept.peak_bytes - base,
             dropped_peak=dropped.peak_bytes - after.end_bytes,
             backward_peak=backward.peak_bytes - base,
+            left_bytes=left.end_bytes - after.end_bytes,
             output_gradients=self.output_gradients,
             input_gradients=self.input_gradients,
             leaf_gradients=self.leaf_gradients,
@@ -155,10 +160,18 @@ class StageProbe:
             self.output_gradients = Gradients.usual(self._output)
         if any(self.output_gradients.layouts):
             self._root = seeded(self._output, self.output_gradients, self.uses, self._behind)
+        self._left = [
+            self._output[index].grad_fn
+            for index in self.output_gradients.held
+            if self.output_gradients.layouts[index] is None
+        ]
         self._output, self._behind = (), None
 
     def _release_input(self) -> None:
         self._input = ()
+
+    def _release_left(self) -> None:
+        self._left = ()
 
     def _backward(self) -> None:
         if self._root is not None:
