@@ -25,14 +25,13 @@ from chainstay.runtime.measures.clock import StageTime
 from chainstay.runtime.measures.costs import (
     ObservedStage,
     Subject,
-    require_differentiable,
     returned_tensors,
 )
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage
-from chainstay.runtime.stage.loss_stage import require_number
+from chainstay.runtime.stage.loss_stage import require_differentiable, require_number
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of, detached, is_among
 

@@ -25,7 +25,6 @@ from typing import Any, Self
 
 import torch
 
-from chainstay.errors import UnsupportedModelError
 from chainstay.profiles import Skip
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import trace_phases
@@ -40,7 +39,7 @@ from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.assumed_loss import AssumedLoss
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
-from chainstay.runtime.stage.loss_stage import require_number
+from chainstay.runtime.stage.loss_stage import require_differentiable, require_number
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
 from chainstay.runtime.stage.states import (
     State,
@@ -388,17 +387,3 @@ def lasting_bytes(
         else:
             total += max(memory.dropped_bytes - seen.made_bytes, 0)
     return total
-
-
-def require_differentiable(output: State) -> None:
-    """Refuse a model's last state without any real or complex number.
-
-    Raises:
-        UnsupportedModelError: It is all integers.
-    """
-    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in output):
-        types = " and ".join(str(tensor.dtype) for tensor in output) or "no tensor's"
-        raise UnsupportedModelError(
-            f"the model's output is of type {types}, which has no gradient; leave out "
-            "the stages that turn it into integers"
-        )

@@ -266,3 +266,17 @@ def require_number(loss: torch.Tensor) -> None:
             "the loss has no gradient, so there is nothing to train by; look for detach(), "
             "torch.no_grad(), argmax() or .item() between the model's output and the loss"
         )
+
+
+def require_differentiable(output: State) -> None:
+    """Refuse a model's last state without any real or complex number.
+
+    Raises:
+        UnsupportedModelError: It is all integers.
+    """
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in output):
+        types = " and ".join(str(tensor.dtype) for tensor in output) or "no tensor's"
+        raise UnsupportedModelError(
+            f"the model's output is of type {types}, which has no gradient; leave out "
+            "the stages that turn it into integers"
+        )
