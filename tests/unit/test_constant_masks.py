@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import chainstay
 from chainstay.runtime.capture.dynamo import GraphCapture
+from chainstay.runtime.capture.subgraphs import tags_of
 from chainstay.runtime.capture.values import constant_masks
 from chainstay.runtime.capture.values.constant_masks import constant_masks_left_out
 
@@ -232,3 +233,9 @@ def test_keys_that_are_repeated_for_a_mask_only_are_not_without_it(
     model = SharedHeads(causal)
     assert has_plain_gradients(model)
     assert "by blocks" not in str(model.chainstay)
+
+
+def test_methods_of_python_s_own_are_no_operators() -> None:
+    """Graphs call comparisons by these names, which `torch.ops.aten` has as any object does."""
+    assert tags_of("__eq__") == frozenset()
+    assert torch.Tag.pointwise in tags_of("eq")

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverloadPacket
 
 REGIONS: Final = "regions"
 """The key in a node's ``meta`` of the modes that the operator runs in."""
@@ -65,9 +66,9 @@ def called_name(node: fx.Node) -> str:
 
 @cache
 def tags_of(name: str) -> frozenset[torch.Tag]:
-    """Return the tags of all overloads of torch's operator of that name."""
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = [] if packet is None else packet.overloads()
+    """Return the tags of all overloads of torch's operator of that name, if there is one."""
+    packet = getattr(torch.ops.aten, name, None)  # Python's own of a name such as __eq__
+    overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else []
     return frozenset(tag for overload in overloads for tag in getattr(packet, overload).tags)
 
 
