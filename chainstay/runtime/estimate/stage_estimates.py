@@ -22,11 +22,7 @@ from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.runtime.estimate.observer import WatchedPhase, watch
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime
-from chainstay.runtime.measures.costs import (
-    ObservedStage,
-    Subject,
-    returned_tensors,
-)
+from chainstay.runtime.measures.costs import ObservedStage, Subject, returned_tensors
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
