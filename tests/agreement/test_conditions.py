@@ -110,7 +110,8 @@ def test_another_answer_is_another_graph(kind: type[Layers], order: Any) -> None
 
 
 @pytest.mark.skipif(
-    TorchVersion(torch.__version__) < "2.13", reason="torch has no graph of torch._check_tensor_all"
+    TorchVersion(torch.__version__) < "2.13",
+    reason="torch before 2.13 cannot trace torch._check_tensor_all",
 )
 def test_a_check_that_fails_fails_as_in_the_model() -> None:
     torch.manual_seed(0)

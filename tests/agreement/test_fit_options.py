@@ -327,7 +327,7 @@ def test_a_measured_chain_goes_by_options() -> None:
     assert list(map(torch.equal, found.values(), expected.values())) == [True] * len(expected)
 
 
-@pytest.mark.skipif(IS_TORCH_2_6, reason="torch 2.6 makes no graph of no operators")
+@pytest.mark.skipif(IS_TORCH_2_6, reason="torch 2.6 gives no graph without operators")
 def test_a_loss_that_is_the_output() -> None:
     """It has no operators at all."""
     torch.manual_seed(0)

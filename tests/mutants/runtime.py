@@ -30,6 +30,12 @@ MUTANTS: Final = (
         f"{_DEVICE}[cases_training]",
     ),
     Mutant(
+        "runtime/measures/costs.py",
+        "backward += self.left[last + 1]",
+        "backward += 0",
+        "agreement/test_fit_outputs.py::test_what_the_output_holds_of_the_graph_is_counted",
+    ),
+    Mutant(
         "runtime/measures/blocks/around_blocks.py",
         "Gradients.usual(state, self.device) for state",
         "Gradients.usual(state) for state",

@@ -211,7 +211,9 @@ class Beside(nn.Module):
         return result
 
 
-@pytest.mark.skipif(IS_TORCH_2_6, reason="there, what the first block makes outlives the forward")
+@pytest.mark.skipif(
+    IS_TORCH_2_6, reason="on torch 2.6, what the first block makes outlives the forward"
+)
 def test_what_the_model_makes_beside_blocks_parts_segments() -> None:
     model = Beside()
     assert intercept(model).starts == (0, 2)
