@@ -13,10 +13,10 @@ from torch import nn
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.planner import Planner, StageSource, listed_shapes
 from chainstay.runtime.capture.blocks.calls import (
-    listed_modules,
     present_checkpoint,
     require_not_checkpointed,
 )
+from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.entrances import (
     block_handler,
     close_entrance,
@@ -222,19 +222,21 @@ class BlockForward:
             except InfeasibleBudgetError as refusal:
                 if known is not None and not is_new:
                     return None
-                raise planner.at_shapes(refusal, shapes, self._told()) from None
-            origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}\n"
+                raise planner.at_shapes(refusal, shapes, self._told(around.chain)) from None
+            origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}"
+            origin += f"{_opened(around.chain)}\n"
             self.known.pop(key, None)  # the plan made last is at the end
             self.known[key], self.peaks[key] = replace(planned, origin=origin), peak
             planner.add(self.known[key], shapes, call, self.device)
         self.open_entrances(call.model)
         return self.known[key]
 
-    def _told(self) -> str:
+    def _told(self, blocks: BlockChain) -> str:
         """Return a sentence on why the model has no finer stages; empty if blocks are asked for."""
-        if self.planner.settings.by == "blocks":
+        if self.planner.settings.by == "blocks" and not blocks.opened:
             return ""
-        return f" Its blocks are the stages, not the operators of its graph{self.reason}."
+        reason = f"{self.reason}{_opened(blocks)}"
+        return f" Its blocks are the stages, not the operators of its graph{reason}."
 
     def _outgrown(self, call: Call, run: BlockRun, kind: _Kind, *, is_new: bool) -> None:
         """A call has run blocks that its plan does not know, or not as they are now, or none."""
@@ -274,6 +276,11 @@ class BlockForward:
             Autocast.now(self.device),
             tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
         )
+
+
+def _opened(blocks: BlockChain) -> str:
+    """Return why some blocks are cut into the modules inside of them; empty if none is."""
+    return f"; some are cut into the modules inside{blocks.opened}" if blocks.opened else ""
 
 
 def _numbers_of(call: Call) -> tuple[Hashable, ...]:
@@ -323,6 +330,6 @@ def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:
 
 def release_blocks(model: nn.Module) -> None:
     """Leave the blocks of a model as they were before it was fitted."""
-    for block in listed_modules(model):
+    for block in model.modules():
         if is_stand_in(vars(block).get("forward")):
             close_entrance(block)

@@ -14,6 +14,7 @@ from torch.distributions import Normal, kl_divergence
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
+from chainstay.fitting.planner import StageSource
 from chainstay.runtime import trace_memory
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.stage.staged_graph import PlannedGraph
@@ -172,18 +173,19 @@ def test_trained_parameters_that_a_forward_changes(*, stage_options: bool) -> No
     assert recomputes(model) or keeps_in_part(model)
 
 
-def test_blocks_that_change_their_parameters_do_not_run_again() -> None:
+@pytest.mark.parametrize("by", ["blocks", "auto"])
+def test_blocks_that_change_their_parameters_do_not_run_again(by: StageSource) -> None:
+    """They do so in their first call; modules inside, which do not, may run again."""
     torch.manual_seed(0)
-    blocks = [FromData() for _ in range(3)]
-    model, scales = nn.Sequential(*blocks), [block.scale.detach().clone() for block in blocks]
-    reason = "no blocks of Sequential form a chain: .* again: 0 and 2 more: (?!.*[01]:)"
-    with pytest.raises(UnsupportedModelError, match=reason):
-        chainstay.fit(model, (torch.randn(32, 16),), budget="100%", by="blocks", repeats=1)
-    assert all(torch.equal(block.scale, old) for block, old in zip(blocks, scales, strict=True))
-    with pytest.raises(UnsupportedModelError, match="Data-dependent branching"):
-        chainstay.fit(model, (torch.randn(32, 16),), budget="100%", repeats=1)
-    assert all(torch.equal(block.scale, old) for block, old in zip(blocks, scales, strict=True))
-    assert not any(block.ready for block in blocks)
+    model, x = nn.Sequential(*[FromData() for _ in range(3)]), torch.randn(32, 16)
+    plain, initial = copy.deepcopy(model), dict(copy.deepcopy(model.state_dict()))
+    chainstay.fit(model, (x,), budget="100%", by=by, loss=squares, repeats=1)
+    assert differences(dict(model.state_dict()), initial) == []
+    told = "cut into the modules inside: 0 and 2 more: "
+    assert told in str(shown(model))
+    found = three_steps(model, lambda: squares(model(x)), initial)
+    expected = three_steps(plain, lambda: squares(plain(x)), initial)
+    assert differences(found | model.state_dict(), expected | plain.state_dict()) == []
 
 
 class Reversible(nn.Module):

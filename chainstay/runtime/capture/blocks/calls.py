@@ -1,4 +1,4 @@
-"""The calls of modules in a model's lists during its forward, and the choice of stages among them.
+"""The calls of a model's modules during its forward, and the choice of blocks among them.
 
 Tensors are told apart by numbers, so that none is held for the sake of its identity; a tensor
 changed in place is another one.
@@ -76,7 +76,7 @@ class TensorNumbers:
 
 @dataclass(frozen=True, slots=True)
 class BlockCall:
-    """One call of a module in a list of modules.
+    """One call of a module.
 
     Attributes:
         name: Path of the module in the model.
@@ -103,8 +103,8 @@ class BlockCall:
 
 
 def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]:
-    """Return the calls of all children of the model's containers, in the order of their ends."""
-    numbers, listed = TensorNumbers(), listed_modules(model)
+    """Return the calls of all modules in a model, in the order of their ends."""
+    numbers, paths = TensorNumbers(), called_modules(model)
     calls: list[BlockCall] = []
 
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -112,22 +112,25 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
         with block_handler.set_to(record):  # what is in the block, too
             result = run_plainly(block, args, kwargs)
         outputs = numbers.all_seen(result)
-        calls.append(BlockCall(listed[block], block, inputs, outputs))
+        calls.append(BlockCall(paths[block], block, inputs, outputs))
         return result
 
-    with entered(listed), block_handler.set_to(record):
+    with entered(paths), block_handler.set_to(record):
         run()
     return calls
 
 
-def listed_modules(model: nn.Module) -> Mapping[nn.Module, str]:
-    """Return the paths of the children of the model's containers."""
-    children: dict[nn.Module, str] = {}
+def called_modules(model: nn.Module) -> Mapping[nn.Module, str]:
+    """Return the paths of the modules in a model whose calls can be seen."""
     seen = set(outside_compiled(model))
-    for path, child in listed_children(model):
-        if child in seen and not isinstance(child, torch.jit.ScriptModule):
-            children.setdefault(child, path)
-    return children
+    return {
+        module: path
+        for path, module in model.named_modules()
+        if path
+        and module in seen
+        and not isinstance(module, torch.jit.ScriptModule)
+        and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    }
 
 
 def compiled_blocks(model: nn.Module) -> dict[str, str]:
@@ -193,12 +196,25 @@ def follows(segment: Sequence[BlockCall], call: BlockCall) -> bool:
     return bool(passed) and passed <= {*call.taken} <= known
 
 
-def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[BlockCall]:
-    """Return the calls to take, in order: of lists mainly of one class, or the largest list's."""
-    refused = {call.name for call in calls if not call.is_stage} | set(unfit)
+def choose_calls(
+    calls: Sequence[BlockCall],
+    lists: Collection[str],
+    unfit: Collection[str],
+    opened: Collection[str],
+) -> list[BlockCall]:
+    """Return the calls to take, in order: of lists mainly of one class, or the largest list's.
+
+    Args:
+        calls: Those of all modules.
+        lists: The paths of the model's containers.
+        unfit: The paths of modules that cannot be stages.
+        opened: The paths of modules of which the outermost modules inside are taken, too; ``""``
+            stands for the model.
+    """
+    fit = [call for call in calls if call.is_stage and call.name not in unfit]
     groups: dict[str, list[BlockCall]] = {}
-    for call in calls:
-        if call.name not in refused:
+    for call in fit:
+        if container_of(call.name) in lists:
             groups.setdefault(container_of(call.name), []).append(call)
     mainly = {path: _of_main_class(group) for path, group in groups.items()}
     chained = {
@@ -206,18 +222,34 @@ def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[Blo
         for path, group in mainly.items()
         if any(follows([one], other) for one, other in pairwise(group))
     }
+    several = {path: group for path, group in groups.items() if len(group) >= 2}
     alike = {
         path: group
-        for path, group in groups.items()
-        if len(group) >= 2 and len({type(call.block) for call in group}) == 1
+        for path, group in several.items()
+        if len({type(call.block) for call in group}) == 1
     }
-    for candidates in (chained, alike):
-        chosen = [path for path in candidates if _is_chosen(path, candidates)]
-        if chosen:
-            names = {id(call) for path in chosen for call in candidates[path]}
-            return [call for call in calls if id(call) in names]
-    mixed = {path: group for path, group in groups.items() if len(group) >= 2}
-    return max(mixed.values(), key=_parameters, default=[])
+    largest = max(several.values(), key=_parameters, default=[])
+    found = [_finest(chained), _finest(alike), largest]
+    most = max(map(_parameters, found))
+    taken = {call.name for call in next(f for f in found if 2 * _parameters(f) >= most)}
+    around = {outer for path in (*taken, *unfit) for outer in modules_around(path)}
+    taken |= _inside(opened, [call.name for call in fit if call.name not in around], taken)
+    return [call for call in fit if call.name in taken]
+
+
+def _finest(groups: Mapping[str, Sequence[BlockCall]]) -> list[BlockCall]:
+    """Return the calls of the finest lists with most of the parameters."""
+    return [call for path, group in groups.items() if _is_chosen(path, groups) for call in group]
+
+
+def _inside(opened: Collection[str], paths: Collection[str], taken: Collection[str]) -> set[str]:
+    """Return the outermost of those modules that are in opened ones and in no taken one."""
+    inside = []
+    for path in paths:
+        outer = set(modules_around(path))
+        if not outer.isdisjoint(opened) and outer.isdisjoint(taken):
+            inside.append(path)
+    return set(outermost(inside))
 
 
 def _of_main_class(group: Sequence[BlockCall]) -> Sequence[BlockCall]:
@@ -232,7 +264,7 @@ def _parameters(group: Sequence[BlockCall]) -> int:
 
 
 def _is_chosen(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:
-    """Whether the finest lists with most of the parameters are taken, and `path` is one of them."""
+    """Whether list `path` is one of the finest with most of the parameters."""
     outer = [other for other in modules_around(path) if other in candidates]
     return not _is_split(path, candidates) and all(_is_split(other, candidates) for other in outer)
 

@@ -111,8 +111,8 @@ class BlockChain:
         stages: Its blocks, in the order of their calls.
         starts: The first stage of every segment, ascending from 0.
         boundaries: The tensors of each state; the last one has what the last block returns.
-        uncalled: Paths of blocks like these in the same lists that the model left out; another
-            call may run them.
+        uncalled: Paths of modules that the model left out; another call may run them.
+        opened: Why modules inside of blocks are stages, for people; empty where none are.
     """
 
     name: str
@@ -120,6 +120,7 @@ class BlockChain:
     starts: tuple[int, ...]
     boundaries: tuple[tuple[SeenTensor, ...], ...]
     uncalled: tuple[str, ...] = ()
+    opened: str = ""
 
     @property
     def key(self) -> Hashable:

@@ -1,17 +1,18 @@
 """The sample call of a model, recorded as a chain of its blocks.
 
 The model's own Python is run on a shadow of the model, so that it leaves no trace. Every
-module in a list of modules (ModuleList, Sequential, ModuleDict) is watched. Of lists that are
-mainly of one class of modules these are taken, those inside others where most parameters are in
-them; where there is no such list, the list with most parameters. Of these, the modules that have a
-full graph each are stages. Blocks form a segment as long as each takes, by identity, what the one
-before returns; whatever else they take comes from in front of the segment. Between segments lies
-what the model does itself.
+module in it is watched. Of lists (ModuleList, Sequential, ModuleDict) that are mainly of one class
+of modules these are taken, those inside others where most parameters are in them; where such lists
+have less than half of its parameters, the list with most. Of these, the modules that have a full
+graph each are stages; one that has none is opened: the outermost modules inside that have one are
+stages. A model in whose lists there are no two is opened itself. Blocks form a segment as long as
+each takes, by identity, what the one before returns; whatever else they take comes from in front of
+the segment. Between segments lies what the model does itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,10 +27,10 @@ from chainstay.runtime.capture.blocks.calls import (
     BlockCall,
     SeenTensor,
     TensorNumbers,
+    called_modules,
     choose_calls,
     compiled_blocks,
     follows,
-    listed_modules,
     record_calls,
     require_not_checkpointed,
 )
@@ -37,7 +38,12 @@ from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.entrances import block_handler, entered, run_plainly
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
-from chainstay.runtime.capture.cuts.stage_names import container_of
+from chainstay.runtime.capture.cuts.stage_names import (
+    container_of,
+    listed_children,
+    modules_around,
+    outermost,
+)
 from chainstay.runtime.capture.dynamo import NothingToPlanError, wants_gradients
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.trials.compiled_calls import require_uncompiled_inside
@@ -71,39 +77,55 @@ class BlockSample:
 
 
 def sample_blocks(
-    host: Host, graphs: BlockGraphs, *, held: frozenset[int] = frozenset()
+    host: Host,
+    graphs: BlockGraphs,
+    *,
+    opens: bool,
+    unfit: Mapping[str, str],
+    held: frozenset[int] = frozenset(),
 ) -> tuple[BlockChain, BlockSample]:
     """Find the blocks of a model that can be run as stages, and what they pass on.
 
-    The model runs a few times. Segments begin at stages that are `held`, too: those whose input the
-    model holds itself.
+    The model runs a few times.
+
+    Args:
+        host: Runs the model's own Python.
+        graphs: The graphs of its blocks.
+        opens: Whether modules inside of those that have no graph are taken.
+        unfit: Modules that are not to be stages, with reasons.
+        held: Stages whose input the model holds itself; segments begin at these, too.
 
     Raises:
         NothingToPlanError: Nothing that the model returns has a gradient.
         UnsupportedModelError: There are no two blocks that can be run as stages.
     """
     name = type(host.model).__name__
-    unfit: dict[str, str] = {}
+    lists = {container_of(path) for path, _ in listed_children(host.model)}
+    unfit = dict(unfit)
+    opened: set[str] = set()
     trained: list[bool] = []
     with host.fresh() as (model, run), dropping():
         recorded = record_calls(
             model, lambda: trained.append(wants_gradients(output_leaves(run())))
         )
     while True:
-        chosen = choose_calls(recorded, unfit)
+        chosen = choose_calls(recorded, lists, unfit, opened)
+        if len(chosen) < 2 and opens:
+            chosen = choose_calls(recorded, lists, unfit, opened | {""})
         if len(chosen) < 2:
             if not any(trained):
                 raise NothingToPlanError
-            if recorded and not any(made.requires_grad for c in recorded for made in c.outputs):
+            listed = [call for call in recorded if container_of(call.name) in lists]
+            if listed and not any(made.requires_grad for c in listed for made in c.outputs):
                 raise UnsupportedModelError(
                     f"no blocks of {name} form a chain: none of them has a gradient in this call, "
                     "so they save nothing; train such a model without a plan (chainstay.unfit)"
                 )
             unfit = compiled_blocks(host.model) | unfit
             raise UnsupportedModelError(
-                f"no blocks of {name} form a chain: none of its lists of modules "
-                f"has two that can run again{_reasons(unfit)}; put its blocks (layers that its "
-                "forward calls one after another) into a ModuleList"
+                f"no blocks of {name} form a chain: it calls no two modules that can run again"
+                f"{_reasons(unfit)}; make modules of the layers that its forward calls one after "
+                "another"
             )
         with host.fresh() as (model, run), dropping():
             names = {model.get_submodule(call.name): call.name for call in chosen}
@@ -120,8 +142,13 @@ def sample_blocks(
             sampler.unfit.update(sampler.written_later())
             if not sampler.unfit:
                 chain, sample = sampler.assembled(name, held)
-                return replace(chain, uncalled=_uncalled(host, recorded)), sample
+                reasons = _reasons(
+                    {name: reason for name, reason in unfit.items() if name in opened}
+                )
+                uncalled = _uncalled(host, recorded, names.values())
+                return replace(chain, uncalled=uncalled, opened=reasons), sample
             unfit.update(sampler.unfit)
+            opened.update(sampler.unfit.keys() - sampler.closed if opens else ())
 
 
 def _reasons(unfit: Mapping[str, str]) -> str:
@@ -130,25 +157,19 @@ def _reasons(unfit: Mapping[str, str]) -> str:
     for name, reason in unfit.items():
         blocks.setdefault(reason, []).append(name)
     told = []
-    for reason, names in blocks.items():
+    for reason, names in zip(blocks, map(outermost, blocks.values()), strict=True):
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         told.append(f"{names[0]}{others}: {reason}")
     return ": " + "; ".join(told) if told else ""
 
 
-def _uncalled(host: Host, recorded: Iterable[BlockCall]) -> tuple[str, ...]:
-    """Return the blocks that were not called: like those called of their list, or all of it."""
+def _uncalled(host: Host, recorded: Iterable[BlockCall], taken: Collection[str]) -> tuple[str, ...]:
+    """Return the outermost modules that were not called and are in none that is a stage."""
     if host.is_sharded:  # no plan takes other blocks in
         return ()
-    called = {call.name for call in recorded}
-    kinds = {(container_of(call.name), type(call.block)) for call in recorded}
-    lists = {container for container, _ in kinds}
-    return tuple(
-        name
-        for block, name in listed_modules(host.model).items()
-        if name not in called
-        and (container_of(name) not in lists or (container_of(name), type(block)) in kinds)
-    )
+    called, stages = {call.name for call in recorded}, set(taken)
+    paths = [path for path in called_modules(host.model).values() if path not in called]
+    return tuple(path for path in outermost(paths) if stages.isdisjoint(modules_around(path)))
 
 
 @contextmanager
@@ -194,6 +215,7 @@ class _Sampler:
     sharded: bool = False
     written: frozenset[nn.Parameter] = frozenset()  # parameters that the model changes
     unfit: dict[str, str] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)  # of these, what is inside cannot be a stage, too
     pieces: list[_SampledCall] = field(default_factory=list)
     numbers: TensorNumbers = field(default_factory=TensorNumbers)
     autocasts: set[Autocast | None] = field(default_factory=set)
@@ -207,6 +229,11 @@ class _Sampler:
             try:
                 require_not_checkpointed(None)
                 require_uncompiled_inside(block)
+            except UnsupportedModelError as refusal:
+                self.unfit[name] = str(refusal)
+                self.closed.add(name)
+                return run_plainly(block, args, kwargs)
+            try:
                 return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
             except UnsupportedModelError as refusal:
                 self.unfit[name] = str(refusal)

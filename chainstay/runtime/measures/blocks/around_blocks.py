@@ -117,20 +117,20 @@ class Around:
         inputs = self.host.call.tensors
         return state_bytes(tensor for tensor in inputs if tensor.device == self.device)
 
-    def held(self) -> frozenset[int]:
-        """Stages in mid-segment whose input the model holds until its forward ends."""
+    def step(self) -> Trip:
+        """Return what is seen of a step around the blocks without a look at memory or a clock."""
         trip = self.trip()
         self._run(trip)
-        return frozenset(trip.held) - {*self.chain.starts}
+        return trip
 
-    def trip(self) -> _Trip:
+    def trip(self) -> Trip:
         """A run around the blocks in which nobody looks at memory or a clock."""
-        return _Trip(self, self._usual(), lambda: None)
+        return Trip(self, self._usual(), lambda: None)
 
     def peak_bytes(self) -> int:
         """Return the most bytes in use in one step without the blocks."""
         gradients = self._usual()
-        traces = trace_marked(lambda mark: self._run(_Trip(self, gradients, mark)), self.device)
+        traces = trace_marked(lambda mark: self._run(Trip(self, gradients, mark)), self.device)
         return max(trace.peak_bytes for trace in traces) - traces[0].end_bytes
 
     def given(self) -> dict[int, Gradients]:
@@ -139,9 +139,8 @@ class Around:
         Raises:
             UnsupportedModelError: No gradient reaches some block, or in another order.
         """
-        trip = self.trip()
-        self._run(trip)
-        self._require_order(trip.marks)
+        trip = self.step()
+        self._require_order(trip)
         return trip.given
 
     def measured(self, gradients: Sequence[Gradients], repeats: int) -> Outside:
@@ -151,15 +150,15 @@ class Around:
             UnsupportedModelError: No gradient reaches some block, or in another order.
         """
         runs = [self._durations(gradients) for _ in range(repeats)]
-        traced: list[_Trip] = []
+        traced: list[Trip] = []
 
         def run(mark: Callable[[], None]) -> None:
-            traced.append(_Trip(self, gradients, mark))
+            traced.append(Trip(self, gradients, mark))
             self._run(traced[0])
 
         traces = trace_marked(run, self.device)
         (trip,) = traced
-        self._require_order(trip.marks)
+        self._require_order(trip)
         times = [int(median(durations)) for durations in zip(*runs, strict=True)]
         return self._assembled(trip, traces, times)
 
@@ -171,13 +170,13 @@ class Around:
         """Return the durations of all phases of one run, in ns."""
         times: list[int] = []
         now = device_at(self.device).now
-        trip = _Trip(self, gradients, lambda: times.append(now()))
+        trip = Trip(self, gradients, lambda: times.append(now()))
         start = now()
         self._run(trip)
         times.append(now())
         return [end - begin for begin, end in pairwise([start, *times])]
 
-    def _run(self, trip: _Trip) -> None:
+    def _run(self, trip: Trip) -> None:
         with self.host.fresh() as (model, run), zeroed_gradients(self.leaves):
             trip.mark(START, -1)  # gradients are there beforehand: a step only adds to them
             with blocks_run_by(model, self.chain, self.graphs, trip.run):
@@ -212,9 +211,8 @@ class Around:
         self.assumed = AssumedLoss.of(gradients.layouts)
         return seeded(wanting, gradients)
 
-    def _require_order(self, marks: Sequence[tuple[str, int]]) -> None:
-        reached = [stage for kind, stage in marks if kind == BEFORE_BACKWARD]
-        expected = list(range(len(self.chain.stages)))[::-1]
+    def _require_order(self, trip: Trip) -> None:
+        reached, expected = trip.reached, list(range(len(self.chain.stages)))[::-1]
         if reached != expected:
             odd = next(
                 (stage for stage in expected if stage not in reached),
@@ -227,7 +225,7 @@ class Around:
             )
 
     def _assembled(
-        self, trip: _Trip, traces: Sequence[MemoryTrace], times: Sequence[int]
+        self, trip: Trip, traces: Sequence[MemoryTrace], times: Sequence[int]
     ) -> Outside:
         found: dict[tuple[str, int], Phase] = {}
         base = traces[0].end_bytes
@@ -252,7 +250,7 @@ class Around:
 
 
 @dataclass(slots=True, eq=False)
-class _Trip:
+class Trip:
     """One run around the blocks."""
 
     around: Around
@@ -268,6 +266,11 @@ class _Trip:
     _shared: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     _state: State = ()
     _inputs: dict[int, list[weakref.ref[torch.Tensor]]] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> list[int]:
+        """The blocks whose backward began, in order."""
+        return [stage for kind, stage in self.marks if kind == BEFORE_BACKWARD]
 
     def mark(self, kind: str, stage: int) -> None:
         """End a phase."""
@@ -356,7 +359,7 @@ class _Bridge(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        trip: _Trip,
+        trip: Trip,
         index: int,
         values: Mapping[int, torch.Tensor],
         anchor: torch.Tensor,

@@ -11,6 +11,7 @@ from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.blocks.sample import blocks_run_by, sample_blocks
+from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
@@ -68,12 +69,21 @@ def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
     """
     device_at(host.device)  # refuses what counts no bytes
+    # What is in a sharded module is whole only while that runs; in a compiled one nobody sees it.
+    opens = not host.is_sharded and not any(map(compiler_of, host.model.modules()))
+    unfit: dict[str, str] = {}
     with measuring(host.device):
-        chain, sample = sample_blocks(host, graphs)
-        around = Around(host, graphs, chain, sample, None, host.device)
-        held = around.held()
+        while True:
+            chain, sample = sample_blocks(host, graphs, opens=opens, unfit=unfit)
+            around = Around(host, graphs, chain, sample, None, host.device)
+            trip = around.step()
+            missed = [stage.name for n, stage in enumerate(chain.stages) if n not in trip.reached]
+            if not missed:
+                break
+            unfit |= dict.fromkeys(missed, "no gradient reaches it")
+        held = frozenset(trip.held) - {*chain.starts}
         if held:
-            chain, sample = sample_blocks(host, graphs, held=held)
+            chain, sample = sample_blocks(host, graphs, opens=opens, unfit=unfit, held=held)
             around = replace(around, chain=chain, sample=sample, leaves=())
     return around
 

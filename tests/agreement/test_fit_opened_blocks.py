@@ -1,0 +1,227 @@
+"""Where blocks have no graph, the modules inside them are stages: bit for bit, within the peak."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from sgd_steps import peak_of_step
+from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
+from zoo import loss_of
+
+WIDTH = 16
+
+
+class Deciding(nn.Module):
+    """A transformer's layer that no graph has, for a reason that `kind` says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.seen = kind, list[float]()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.before(x)
+        match self.kind:
+            case "logs":
+                self.seen.append(x.norm().item())
+            case "skips":
+                if random.random() < 0.3:  # as models draw
+                    return x
+            case "scales":
+                x = x * float(np.random.rand())  # noqa: NPY002  # as models draw
+        x = x + self.attention(hidden, hidden, hidden, need_weights=False)[0]
+        if self.kind == "clamps" and torch.isinf(x).any():
+            x = x.clamp(-1e4, 1e4)
+        made: torch.Tensor = x + self.mlp(self.between(x))
+        return made
+
+
+class Layers(nn.Module):
+    """Deciding layers, all or some of them."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Embedding(24, WIDTH), nn.Linear(WIDTH, 24)
+        self.layers = nn.ModuleList(map(Deciding, kinds))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.first(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        scores: torch.Tensor = self.last(x)
+        return scores
+
+
+class Rounds(nn.Module):
+    """One layer, called until a number is reached; the model has no lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 64, dropout=0.1, batch_first=True)
+        self.halt = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        done = x.new_zeros(len(x))
+        for _ in range(8):
+            x = self.layer(x)
+            done = done + self.halt(x.mean(1)).sigmoid().squeeze(-1)
+            if (done > 2).all():
+                break
+        return x * done[:, None, None]
+
+
+class Packed(nn.Module):
+    """A recurrent network that packs its sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Embedding(24, WIDTH), nn.Linear(WIDTH, 24)
+        self.recurrent = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)
+        self.between = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, WIDTH))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        lengths = torch.arange(tokens.shape[1], 0, -1)[: len(tokens)]
+        embedded = self.between(self.first(tokens))
+        packed = nn.utils.rnn.pack_padded_sequence(embedded, lengths, batch_first=True)
+        states, _ = nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)
+        scores: torch.Tensor = self.last(states)
+        return scores
+
+
+class TwoHeads(nn.Module):
+    """Convolutions of several kinds in a list, with heads that are of one kind and small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(
+                layer
+                for _ in range(4)
+                for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+            )
+        )
+        self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 3)])
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        features = self.body(x).mean((2, 3))
+        scale = 1 + (features > 0).sum().item() % 2
+        return [head(features) * scale for head in self.heads]
+
+
+class Measured(nn.Module):
+    """Of a block only what it makes is looked at; no gradient reaches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, *others = self.layers
+        for layer in others:
+            x = layer(x) / (1 + first(x).detach().norm().item())
+        return x
+
+
+def seed() -> None:
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002  # as models draw
+
+
+def seeded(model: nn.Module, sample: Sample) -> dict[str, torch.Tensor]:
+    seed()
+    return dict(trained(model, sample))
+
+
+def require_as_plain(model: nn.Module, sample: Sample, budget: str) -> str:
+    """Fit `model`; it must train like a copy of it, within the promised peak."""
+    plain, initial = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    seed()
+    state = random.getstate()
+    chainstay.fit(model, sample.args, budget=budget, loss=loss_of, repeats=1)
+    assert random.getstate() == state
+    assert differences(dict(model.state_dict()), dict(initial)) == []
+    told, solution = str(shown(model)), shown(model).solution
+    assert (recomputes(model) or keeps_in_part(model)) == (budget != "100%")
+    seed()
+    measured = peak_of_step(model, lambda: sample.loss(model).backward(), (sample.args, {}))
+    assert measured <= solution.peak_bytes <= solution.budget
+    model.zero_grad()
+    model.load_state_dict(initial)
+    assert differences(seeded(model, sample), seeded(plain, sample)) == []
+    return told
+
+
+TOKENS = Sample((torch.arange(64).reshape(4, 16) % 24,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    [
+        ("logs", "65%"),
+        ("skips", "65%"),
+        *(
+            pytest.param(kind, budget, marks=pytest.mark.long)
+            for kind in ("clamps", "logs", "skips", "scales")
+            for budget in ("100%", "80%", "65%")
+            if budget != "65%" or kind in ("clamps", "scales")
+        ),
+    ],
+)
+def test_modules_inside_of_blocks_without_a_graph_are_stages(kind: str, budget: str) -> None:
+    torch.manual_seed(0)
+    told = require_as_plain(Layers([kind] * 5), TOKENS, budget)
+    assert "by blocks (layers.0.before to " in told
+    assert re.search(r"some are cut into the modules inside: layers.0 and [34] more: ", told)
+
+
+def test_only_blocks_without_a_graph_are_cut() -> None:
+    torch.manual_seed(0)
+    told = require_as_plain(Layers(["plain", "plain", "logs", "plain", "plain"]), TOKENS, "65%")
+    assert "by blocks (layers.0 to layers.4)" in told
+    assert "some are cut into the modules inside: layers.2: " in told
+
+
+@pytest.mark.parametrize(
+    ("make", "sample", "budget"),
+    [
+        (Rounds, Sample((torch.randn(4, 16, WIDTH, generator=torch.manual_seed(1)),)), "60%"),
+        (Packed, TOKENS, "80%"),
+        (TwoHeads, Sample((torch.randn(2, 4, 16, 16, generator=torch.manual_seed(1)),)), "85%"),
+        (Measured, Sample((torch.randn(16, 8, generator=torch.manual_seed(1)),)), "80%"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_models_without_a_list_of_blocks_that_all_run_again(
+    make: Callable[[], nn.Module], sample: Sample, budget: str
+) -> None:
+    torch.manual_seed(0)
+    assert "by blocks" in require_as_plain(make(), sample, budget)
+
+
+def test_calls_that_go_through_other_modules_than_planned(capsys: Any) -> None:
+    """More rounds than planned: told, and planned anew."""
+    torch.manual_seed(0)
+    model, x = Rounds(), torch.randn(4, 16, WIDTH)
+    plain = copy.deepcopy(model)
+    chainstay.fit(model, (x,), budget="60%", loss=loss_of, repeats=1)
+    for one in (plain, model):
+        nn.init.constant_(one.halt.bias, -1.5)
+    sample = Sample((x,))
+    assert differences(seeded(model, sample), seeded(plain, sample)) == []
+    assert "ran 1 blocks" in capsys.readouterr().err or len(shown(model).plans) > 1
