@@ -29,7 +29,6 @@ from chainstay.runtime.capture.cuts.stage_names import modules_around
 from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
-from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
@@ -223,8 +222,8 @@ class BlockForward:
                 if known is not None and not is_new:
                     return None
                 raise planner.at_shapes(refusal, shapes, self._told(around.chain)) from None
-            origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}"
-            origin += f"{_opened(around.chain)}\n"
+            reason = self._reason(around.chain)
+            origin = f"by blocks ({stages[0].name} to {stages[-1].name}){reason}\n"
             self.known.pop(key, None)  # the plan made last is at the end
             self.known[key], self.peaks[key] = replace(planned, origin=origin), peak
             planner.add(self.known[key], shapes, call, self.device)
@@ -235,8 +234,16 @@ class BlockForward:
         """Return a sentence on why the model has no finer stages; empty if blocks are asked for."""
         if self.planner.settings.by == "blocks" and not blocks.opened:
             return ""
-        reason = f"{self.reason}{_opened(blocks)}"
+        reason = self._reason(blocks)
         return f" Its blocks are the stages, not the operators of its graph{reason}."
+
+    def _reason(self, blocks: BlockChain) -> str:
+        """Return why it goes by blocks, and why some of these are cut."""
+        cut = [
+            name if reason in self.reason else f"{name}: {reason}" for name, reason in blocks.opened
+        ]
+        told = f"; some are cut into the modules inside: {'; '.join(cut)}" if cut else ""
+        return f"{self.reason}{told}"
 
     def _outgrown(self, call: Call, run: BlockRun, kind: _Kind, *, is_new: bool) -> None:
         """A call has run blocks that its plan does not know, or not as they are now, or none."""
@@ -276,11 +283,6 @@ class BlockForward:
             Autocast.now(self.device),
             tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
         )
-
-
-def _opened(blocks: BlockChain) -> str:
-    """Return why some blocks are cut into the modules inside of them; empty if none is."""
-    return f"; some are cut into the modules inside{blocks.opened}" if blocks.opened else ""
 
 
 def _numbers_of(call: Call) -> tuple[Hashable, ...]:
@@ -331,5 +333,4 @@ def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:
 def release_blocks(model: nn.Module) -> None:
     """Leave the blocks of a model as they were before it was fitted."""
     for block in model.modules():
-        if is_stand_in(vars(block).get("forward")):
-            close_entrance(block)
+        close_entrance(block)

@@ -148,7 +148,9 @@ class Recurrent(nn.Module):
 
 def test_05_a_refused_fit_changes_nothing() -> None:
     make = functools.partial(Stack, Recurrent)
-    require_refused(make, SAMPLE, "such as a torch.Generator", step=backward_step(SAMPLE))
+    told, step = "such as a torch.Generator", backward_step(SAMPLE)
+    require_refused(make, SAMPLE, told, step=step, by="graph")
+    require_trains_equally(make, SAMPLE)
 
 
 class Doubled(Stack):
@@ -420,7 +422,8 @@ def test_13_observers_that_size_their_buffers() -> None:
         made: nn.Module = quantization.prepare_qat(model.train())
         return made
 
-    require_refused(make, SAMPLE, "skipped", step=backward_step(SAMPLE))
+    require_refused(make, SAMPLE, "skipped", step=backward_step(SAMPLE), by="graph")
+    require_trains_equally(make, SAMPLE)
 
 
 class Headed(Stack):

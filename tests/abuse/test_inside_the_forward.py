@@ -274,7 +274,12 @@ class Recurrent(nn.Module):
 )
 def test_recurrent_models_are_told_what_to_do(*, packs: bool, reason: str) -> None:
     call = Call((batch(2, 4, 16), torch.tensor([4, 3])))
-    require_refused(lambda: Recurrent(packs=packs), call, reason)
+    require_refused(lambda: Recurrent(packs=packs), call, reason, by="graph")
+
+
+def test_a_loop_over_a_number_that_is_read_from_a_tensor_is_planned_by_modules() -> None:
+    call = Call((batch(2, 4, 16), torch.tensor([4, 3])))
+    require_trains_equally(lambda: Recurrent(packs=False), call)
 
 
 def test_a_loop_over_a_number_that_the_call_is_given_is_planned() -> None:

@@ -532,7 +532,7 @@ def test_blocks_whose_weights_change_when_they_have_run() -> None:
     sample = SampleUnder((torch.randn(4, 6, 8),))
     planned = require_by_blocks(Decaying(1).train(), sample, "least", "Data-dependent branching")
     told = str(planned.chainstay)
-    assert "blocks (blocks.0.inner.wide_again to blocks.3)" in told
+    assert "blocks (blocks.0.inner.before to blocks.3)" in told
     assert "cut into the modules inside: blocks.0: the model changes its weights after" in told
 
 

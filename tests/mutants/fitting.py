@@ -113,8 +113,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/blocks/calls.py",
-        "if child in seen and not",
-        "if not",
+        "and module in seen\n",
+        "\n",
         "agreement/test_fit_compiled_blocks.py::test_a_part_compiled_as_one_hides_its_blocks",
     ),
     Mutant(

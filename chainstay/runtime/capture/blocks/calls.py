@@ -228,12 +228,18 @@ def choose_calls(
         for path, group in several.items()
         if len({type(call.block) for call in group}) == 1
     }
-    largest = max(several.values(), key=_parameters, default=[])
+    outside = (group for path, group in several.items() if not _is_in(path, opened))
+    largest = max(outside, key=_parameters, default=[])
     found = [_finest(chained), _finest(alike), largest]
     most = max(map(_parameters, found))
     taken = {call.name for call in next(f for f in found if 2 * _parameters(f) >= most)}
     around = {outer for path in (*taken, *unfit) for outer in modules_around(path)}
-    taken |= _inside(opened, [call.name for call in fit if call.name not in around], taken)
+    inside = [
+        call.name
+        for call in fit
+        if _is_in(call.name, opened) and not _is_in(call.name, taken) and call.name not in around
+    ]
+    taken.update(outermost(inside))
     return [call for call in fit if call.name in taken]
 
 
@@ -242,14 +248,9 @@ def _finest(groups: Mapping[str, Sequence[BlockCall]]) -> list[BlockCall]:
     return [call for path, group in groups.items() if _is_chosen(path, groups) for call in group]
 
 
-def _inside(opened: Collection[str], paths: Collection[str], taken: Collection[str]) -> set[str]:
-    """Return the outermost of those modules that are in opened ones and in no taken one."""
-    inside = []
-    for path in paths:
-        outer = set(modules_around(path))
-        if not outer.isdisjoint(opened) and outer.isdisjoint(taken):
-            inside.append(path)
-    return set(outermost(inside))
+def _is_in(path: str, others: Collection[str]) -> bool:
+    """Whether a module lies inside of one of the others."""
+    return any(outer in others for outer in modules_around(path))
 
 
 def _of_main_class(group: Sequence[BlockCall]) -> Sequence[BlockCall]:

@@ -49,14 +49,18 @@ def open_entrance(block: nn.Module) -> None:
         with block_handler.set_to(None):  # what is in the block is part of it
             return handler(self, args, kwargs)
 
-    stand_in_for(block, update_wrapper(forward, plain))
+    update_wrapper(forward, plain)
+    forward.is_entrance = True  # type: ignore[attr-defined]  # functions take any attribute
+    stand_in_for(block, forward)
     compiled = vars(block).get("_compiled_call_impl")
     if compiled is not None and not isinstance(compiled, CompiledCall):
         vars(block)["_compiled_call_impl"] = _CallOrHandler(compiled, block)
 
 
 def close_entrance(block: nn.Module) -> None:
-    """Leave `block` as it was."""
+    """Leave `block` as it was, if it has an entrance."""
+    if not hasattr(getattr(vars(block).get("forward"), "__func__", None), "is_entrance"):
+        return
     restore_forward(block)
     compiled = vars(block).get("_compiled_call_impl")
     if isinstance(compiled, _CallOrHandler):

@@ -45,7 +45,9 @@ from chainstay.runtime.capture.cuts.stage_names import (
     outermost,
 )
 from chainstay.runtime.capture.dynamo import NothingToPlanError, wants_gradients
+from chainstay.runtime.capture.graph import NoStagesError
 from chainstay.runtime.capture.output_leaves import output_leaves
+from chainstay.runtime.capture.tracing import NoFullGraphError
 from chainstay.runtime.capture.trials.compiled_calls import require_uncompiled_inside
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.environment import RandomStates, random_states
@@ -110,7 +112,7 @@ def sample_blocks(
         )
     while True:
         chosen = choose_calls(recorded, lists, unfit, opened)
-        if len(chosen) < 2 and opens:
+        if len(chosen) < 2 and opens and opened == unfit.keys():
             chosen = choose_calls(recorded, lists, unfit, opened | {""})
         if len(chosen) < 2:
             if not any(trained):
@@ -121,11 +123,11 @@ def sample_blocks(
                     f"no blocks of {name} form a chain: none of them has a gradient in this call, "
                     "so they save nothing; train such a model without a plan (chainstay.unfit)"
                 )
-            unfit = compiled_blocks(host.model) | unfit
+            told = "; ".join(map(": ".join, _reasons(compiled_blocks(host.model) | unfit)))
             raise UnsupportedModelError(
-                f"no blocks of {name} form a chain: it calls no two modules that can run again"
-                f"{_reasons(unfit)}; make modules of the layers that its forward calls one after "
-                "another"
+                f"no blocks of {name} form a chain: it calls no two modules that can run "
+                f"again{told and f': {told}'}; make modules of the layers that its forward calls "
+                "one after another"
             )
         with host.fresh() as (model, run), dropping():
             names = {model.get_submodule(call.name): call.name for call in chosen}
@@ -146,21 +148,19 @@ def sample_blocks(
                     {name: reason for name, reason in unfit.items() if name in opened}
                 )
                 uncalled = _uncalled(host, recorded, names.values())
-                return replace(chain, uncalled=uncalled, opened=reasons), sample
+                return replace(chain, uncalled=uncalled, opened=tuple(reasons)), sample
             unfit.update(sampler.unfit)
             opened.update(sampler.unfit.keys() - sampler.closed if opens else ())
 
 
-def _reasons(unfit: Mapping[str, str]) -> str:
-    """Return why blocks cannot be stages, each reason once."""
+def _reasons(unfit: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield why blocks cannot be stages: each reason once, behind the blocks that it is for."""
     blocks: dict[str, list[str]] = {}
     for name, reason in unfit.items():
         blocks.setdefault(reason, []).append(name)
-    told = []
-    for reason, names in zip(blocks, map(outermost, blocks.values()), strict=True):
-        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        told.append(f"{names[0]}{others}: {reason}")
-    return ": " + "; ".join(told) if told else ""
+    for reason, names in blocks.items():
+        first, *others = outermost(names)
+        yield f"{first} and {len(others)} more" if others else first, reason
 
 
 def _uncalled(host: Host, recorded: Iterable[BlockCall], taken: Collection[str]) -> tuple[str, ...]:
@@ -229,14 +229,11 @@ class _Sampler:
             try:
                 require_not_checkpointed(None)
                 require_uncompiled_inside(block)
-            except UnsupportedModelError as refusal:
-                self.unfit[name] = str(refusal)
-                self.closed.add(name)
-                return run_plainly(block, args, kwargs)
-            try:
                 return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
             except UnsupportedModelError as refusal:
                 self.unfit[name] = str(refusal)
+                if not isinstance(refusal, NoFullGraphError | NoStagesError):
+                    self.closed.add(name)
         return run_plainly(block, args, kwargs)
 
     def _run(self, block: nn.Module, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:

@@ -173,11 +173,12 @@ class BlockAccountant:
         What the model uses outside as well counts as used in front of and behind all blocks.
         """
         used = {_place_of(leaf): leaf for seen in self.observed for leaf in seen.leaves}
-        places = (_place_of(leaf) for leaf in self.outside.leaves if leaf.nbytes)
+        leaves = (leaf for leaf in self.outside.leaves if leaf.layout == torch.strided)
+        places = (_place_of(leaf) for leaf in leaves if leaf.nbytes)
         others = tuple(used[place] for place in places if place in used)
-        leaves = [others, *(seen.leaves for seen in self.observed), others]
+        stages = [others, *(seen.leaves for seen in self.observed), others]
         held = [(), *(memory.leaf_gradients for memory in self.memories), ()]
-        found = TiedGradients.of(leaves, held)
+        found = TiedGradients.of(stages, held)
         waiting = {(first - 1, last - 1): size for (first, last), size in found.waiting.items()}
         return TiedGradients(waiting, found.sums[1:-1])
 
