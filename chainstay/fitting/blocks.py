@@ -206,7 +206,7 @@ class BlockForward:
             around = find_blocks(host, self.graphs)
         except NothingToPlanError:
             return None
-        key, stages = around.chain.key, around.chain.stages
+        key = around.chain.key
         known = self.known.get(key)
         # Processes that share parameters would not agree about the bytes.
         peak = 0 if is_sharded(call.model) else peak_around(around)
@@ -222,8 +222,10 @@ class BlockForward:
                 if known is not None and not is_new:
                     return None
                 raise planner.at_shapes(refusal, shapes, self._told(around.chain)) from None
-            reason = self._reason(around.chain)
-            origin = f"by blocks ({stages[0].name} to {stages[-1].name}){reason}\n"
+            blocks = planned.schedule.blocks
+            first, *_, last = blocks.stages
+            origin = f"by blocks ({first.name} to {last.name}){self._reason(blocks)}\n"
+            key = blocks.key
             self.known.pop(key, None)  # the plan made last is at the end
             self.known[key], self.peaks[key] = replace(planned, origin=origin), peak
             planner.add(self.known[key], shapes, call, self.device)

@@ -33,8 +33,13 @@ from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.account import Account
-from chainstay.runtime.measures.blocks.around_blocks import Around
-from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks, measure_blocks, with_loss
+from chainstay.runtime.measures.blocks.around_blocks import Around, UnreachedBlocksError
+from chainstay.runtime.measures.blocks.block_costs import (
+    MeasuredBlocks,
+    find_blocks,
+    measure_blocks,
+    with_loss,
+)
 from chainstay.runtime.measures.measured import Measurement, measure_subject, measuring
 from chainstay.runtime.measures.progress import progress_bar, say
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
@@ -139,8 +144,12 @@ class SolvedPlans:
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
         """Plan blocks; all processes that share parameters get the same plan or refusal."""
-        around, measured = self.measure_blocks(around, is_first=is_first)
-        model = around.host.model
+        try:
+            found, measured = self.measure_blocks(around, is_first=is_first)
+        except UnreachedBlocksError as refusal:
+            around = find_blocks(around.host, around.graphs, refusal.names)
+            found, measured = self.measure_blocks(around, is_first=is_first)
+        model = found.host.model
         budget = min(gathered(model, self._budget(model, measured)))
 
         def solved(limit: int) -> Solution | ChainstayError:
@@ -156,12 +165,12 @@ class SolvedPlans:
             return planned_blocks(measured, solution)
 
         def rehearsed(plan: PlannedBlocks, limit: int) -> Rehearsal:
-            with measuring(around.device):
-                return rehearse_blocks(around, plan, limit)
+            with measuring(found.device):
+                return rehearse_blocks(found, plan, limit)
 
         if is_sharded(model):
             return planned(budget)
-        return self._made(budget, around.device, planned, rehearsed)
+        return self._made(budget, found.device, planned, rehearsed)
 
     def measure_graph(self, call: GraphCall, *, is_first: bool) -> MeasuredGraph:
         """Measure the stages of a captured graph, unless one that is alike has been measured.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import chainstay
 from sgd_steps import peak_of_step
@@ -225,3 +226,81 @@ def test_calls_that_go_through_other_modules_than_planned(capsys: Any) -> None:
     sample = Sample((x,))
     assert differences(seeded(model, sample), seeded(plain, sample)) == []
     assert "ran 1 blocks" in capsys.readouterr().err or len(shown(model).plans) > 1
+
+
+class Predicting(nn.Module):
+    """Encodes, and predicts; what does so is chosen by a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(4)
+        )
+        self.predictor = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        for block in self.encoder:
+            x = block(x)
+        predicted = x * (1 + x.norm().item())
+        for block in self.predictor:
+            predicted = block(predicted)
+        return {"encoded": x, "predicted": predicted}
+
+
+def test_blocks_that_the_loss_does_not_depend_on_run_by_themselves() -> None:
+    torch.manual_seed(0)
+    model, x = Predicting(), torch.randn(16, 8)
+    plain = copy.deepcopy(model)
+
+    def loss(output: dict[str, torch.Tensor]) -> torch.Tensor:
+        return output["encoded"].square().mean()
+
+    chainstay.fit(model, (x,), budget="85%", loss=loss, repeats=1)
+    assert "by blocks (encoder.0 to encoder.3)" in str(shown(model))
+    assert recomputes(model) or keeps_in_part(model)
+    for one in (plain, model):
+        loss(one(x)).backward()
+    found, expected = ({n: p.grad for n, p in one.named_parameters()} for one in (model, plain))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=0)
+
+
+class DropPath(nn.Module):
+    """Leaves out samples."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = 1 - self.rate
+        return x.div(keep) * torch.floor(torch.rand(len(x), 1) + keep)
+
+
+class DropsPaths(nn.Module):
+    """A residual block with a rate of its own."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+        self.drop = DropPath(rate) if rate else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.down(functional.gelu(self.up(self.norm(x))))) + x
+        made: torch.Tensor = self.drop(self.down(functional.gelu(self.up(self.norm(x))))) + x
+        return made
+
+
+def test_blocks_that_differ_in_a_rate(capsys: Any) -> None:
+    """Graphs of later ones may do for earlier ones; plans are for those that run from then on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[DropsPaths(rate) for rate in (0.0, 0.05, 0.1, 0.15)])
+    sample = Sample((torch.randn(64, 8),))
+    plain = copy.deepcopy(model)
+    chainstay.fit(model, sample.args, budget="70%", loss=loss_of, by="blocks", repeats=1)
+    assert differences(seeded(model, sample), seeded(plain, sample)) == []
+    assert "its plan does not have" not in capsys.readouterr().err
+    measured = peak_of_step(model, lambda: sample.loss(model).backward(), (sample.args, {}))
+    assert measured <= shown(model).solution.peak_bytes

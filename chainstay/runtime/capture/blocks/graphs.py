@@ -67,11 +67,13 @@ class BlockGraphs:
         name: The model's name, for messages.
         device: The model's device.
         captures: The captures by class and forward of the blocks, and whether these are compiled.
+        count: How many graphs there are.
     """
 
     name: str
     device: torch.device
     captures: dict[Hashable, GraphCapture] = field(default_factory=dict)
+    count: int = 0
 
     def call(
         self,
@@ -129,6 +131,7 @@ class BlockGraphs:
         if checked:
             Trial.of(call, observed, chain, found.inputs, self.device).require_same()
         graph = BlockGraph(key, chain, is_compiled=compiler is not None)
+        self.count += 1
 
         def run(*inputs: Any) -> Sequence[Any]:
             runner = _runner.now

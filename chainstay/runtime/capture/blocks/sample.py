@@ -101,7 +101,6 @@ def sample_blocks(
         NothingToPlanError: Nothing that the model returns has a gradient.
         UnsupportedModelError: There are no two blocks that can be run as stages.
     """
-    name = type(host.model).__name__
     lists = {container_of(path) for path, _ in listed_children(host.model)}
     unfit = dict(unfit)
     opened: set[str] = set()
@@ -118,39 +117,49 @@ def sample_blocks(
             if not any(trained):
                 raise NothingToPlanError
             listed = [call for call in recorded if container_of(call.name) in lists]
-            if listed and not any(made.requires_grad for c in listed for made in c.outputs):
-                raise UnsupportedModelError(
-                    f"no blocks of {name} form a chain: none of them has a gradient in this call, "
-                    "so they save nothing; train such a model without a plan (chainstay.unfit)"
-                )
-            told = "; ".join(map(": ".join, _reasons(compiled_blocks(host.model) | unfit)))
-            raise UnsupportedModelError(
-                f"no blocks of {name} form a chain: it calls no two modules that can run "
-                f"again{told and f': {told}'}; make modules of the layers that its forward calls "
-                "one after another"
-            )
-        with host.fresh() as (model, run), dropping():
-            names = {model.get_submodule(call.name): call.name for call in chosen}
-            sampler = _Sampler(
-                graphs, names, sharded=host.is_sharded, written=host.written_of(model)
-            )
-            with entered(names), block_handler.set_to(sampler.called):
-                try:
-                    run()
-                except Exception:
-                    # An unfit block may have run twice, and added to a cache of the model twice.
-                    if not sampler.unfit:
-                        raise
-            sampler.unfit.update(sampler.written_later())
-            if not sampler.unfit:
-                chain, sample = sampler.assembled(name, held)
-                reasons = _reasons(
-                    {name: reason for name, reason in unfit.items() if name in opened}
-                )
-                uncalled = _uncalled(host, recorded, names.values())
-                return replace(chain, uncalled=uncalled, opened=tuple(reasons)), sample
-            unfit.update(sampler.unfit)
-            opened.update(sampler.unfit.keys() - sampler.closed if opens else ())
+            raise UnsupportedModelError(_no_chain(host.model, listed, unfit))
+        known = graphs.count
+        sampler = _sampled(host, graphs, [call.name for call in chosen])
+        if not sampler.unfit and graphs.count == known:
+            chain, sample = sampler.assembled(type(host.model).__name__, held)
+            reasons = _reasons({name: reason for name, reason in unfit.items() if name in opened})
+            uncalled = _uncalled(host, recorded, sampler.names.values())
+            return replace(chain, uncalled=uncalled, opened=tuple(reasons)), sample
+        # With a new graph once more: blocks may go by those of later ones from then on.
+        unfit.update(sampler.unfit)
+        opened.update(sampler.unfit.keys() - sampler.closed if opens else ())
+
+
+def _sampled(host: Host, graphs: BlockGraphs, paths: Collection[str]) -> _Sampler:
+    """Return what these modules get and give in the sample call, and which cannot be stages."""
+    with host.fresh() as (model, run), dropping():
+        names = {model.get_submodule(path): path for path in paths}
+        written = host.written_of(model)
+        sampler = _Sampler(graphs, names, sharded=host.is_sharded, written=written)
+        with entered(names), block_handler.set_to(sampler.called):
+            try:
+                run()
+            except Exception:
+                # An unfit block may have run twice, and added to a cache of the model twice.
+                if not sampler.unfit:
+                    raise
+        sampler.unfit.update(sampler.written_later())
+    return sampler
+
+
+def _no_chain(model: nn.Module, listed: Sequence[BlockCall], unfit: Mapping[str, str]) -> str:
+    """Return why a model has no two blocks that can be stages; `listed` are calls in its lists."""
+    failure = f"no blocks of {type(model).__name__} form a chain"
+    if listed and not any(made.requires_grad for call in listed for made in call.outputs):
+        return (
+            f"{failure}: none of them has a gradient in this call, so they save nothing; train "
+            "such a model without a plan (chainstay.unfit)"
+        )
+    told = "; ".join(map(": ".join, _reasons({**compiled_blocks(model), **unfit})))
+    return (
+        f"{failure}: it calls no two modules that can run again{told and f': {told}'}; make "
+        "modules of the layers that its forward calls one after another"
+    )
 
 
 def _reasons(unfit: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,14 @@ AFTER_BACKWARD: Final = "after backward"
 TURN: Final = "turn"
 
 
+class UnreachedBlocksError(UnsupportedModelError):
+    """No gradient of the loss reaches some blocks; `names` are their paths."""
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """The memory and time since the mark before; in bytes and ns.
@@ -137,7 +145,8 @@ class Around:
         """Return how the gradients lie that the model's own code gives to blocks, by block.
 
         Raises:
-            UnsupportedModelError: No gradient reaches some block, or in another order.
+            UnreachedBlocksError: No gradient reaches some block.
+            UnsupportedModelError: Gradients reach them in another order.
         """
         trip = self.step()
         self._require_order(trip)
@@ -147,7 +156,8 @@ class Around:
         """Memory and time.
 
         Raises:
-            UnsupportedModelError: No gradient reaches some block, or in another order.
+            UnreachedBlocksError: No gradient reaches some block.
+            UnsupportedModelError: Gradients reach them in another order.
         """
         runs = [self._durations(gradients) for _ in range(repeats)]
         traced: list[Trip] = []
@@ -211,17 +221,25 @@ class Around:
         self.assumed = AssumedLoss.of(gradients.layouts)
         return seeded(wanting, gradients)
 
+    def unreached(self, trip: Trip) -> list[str]:
+        """Return the names of the blocks that no gradient reached in a step around them."""
+        stages = enumerate(self.chain.stages)
+        return [stage.name for index, stage in stages if index not in trip.reached]
+
     def _require_order(self, trip: Trip) -> None:
-        reached, expected = trip.reached, list(range(len(self.chain.stages)))[::-1]
-        if reached != expected:
-            odd = next(
-                (stage for stage in expected if stage not in reached),
-                next((a for a, b in zip(reached, expected, strict=False) if a != b), 0),
+        if names := self.unreached(trip):
+            raise UnreachedBlocksError(
+                f"no gradient reaches {names[0]}; make the loss depend on all blocks", names
             )
+        expected = range(len(self.chain.stages))[::-1]
+        odd = [
+            stage for stage, other in zip(trip.reached, expected, strict=False) if stage != other
+        ]
+        if odd:
             raise UnsupportedModelError(
                 f"the backward does not go through the blocks in the order of their calls: "
-                f"{self.chain.stages[odd].name} gets its gradient out of turn, or none; "
-                "make the loss depend on all blocks, or pass a list of stages"
+                f"{self.chain.stages[odd[0]].name} gets its gradient out of turn; pass a list of "
+                "stages"
             )
 
     def _assembled(

@@ -60,10 +60,16 @@ class MeasuredBlocks(Measurement):
     blocks: BlockChain
 
 
-def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
+def find_blocks(host: Host, graphs: BlockGraphs, unreached: Sequence[str] = ()) -> Around:
     """Find the blocks of a model.
 
     Their inputs and outputs are held from then on, on the CPU.
+
+    Args:
+        host: Runs the model's own Python.
+        graphs: The graphs of its blocks.
+        unreached: Paths of modules that no gradient of the loss reaches, besides those that none
+            reaches from the model's output.
 
     Raises:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
@@ -71,16 +77,17 @@ def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
     device_at(host.device)  # refuses what counts no bytes
     # What is in a sharded module is whole only while that runs; in a compiled one nobody sees it.
     opens = not host.is_sharded and not any(map(compiler_of, host.model.modules()))
-    unfit: dict[str, str] = {}
+    reason = "no gradient reaches it"
+    unfit = dict.fromkeys(unreached, reason)
     with measuring(host.device):
         while True:
             chain, sample = sample_blocks(host, graphs, opens=opens, unfit=unfit)
             around = Around(host, graphs, chain, sample, None, host.device)
             trip = around.step()
-            missed = [stage.name for n, stage in enumerate(chain.stages) if n not in trip.reached]
+            missed = around.unreached(trip)
             if not missed:
                 break
-            unfit |= dict.fromkeys(missed, "no gradient reaches it")
+            unfit |= dict.fromkeys(missed, reason)
         held = frozenset(trip.held) - {*chain.starts}
         if held:
             chain, sample = sample_blocks(host, graphs, opens=opens, unfit=unfit, held=held)
@@ -131,6 +138,7 @@ def measure_blocks(
             enters autocast around blocks, which are measured outside of it: such have none.
 
     Raises:
+        UnreachedBlocksError: No gradient of the loss reaches some block.
         UnsupportedModelError: The backward does not go through the blocks in turn.
     """
     device, model = around.device, around.host.model
