@@ -99,8 +99,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             `chainstay.solve_offload`.
         by: ``"graph"`` cuts the model's graph as TorchDynamo traces it (``"export"`` is its
             former name); ``"blocks"`` takes the modules of its lists (ModuleList and the like) as
-            stages, each by a graph of its own, while the model's own forward calls them; what is
-            around them runs as ever, and its memory counts. ``"auto"`` goes by blocks where there
+            stages, each by a graph of its own, or the modules inside of one that has none, while
+            the model's own forward calls them; what is around them runs as ever, and its memory
+            counts. ``"auto"`` goes by blocks where there
             is no full graph (sharding by FSDP2, compiled modules, decisions by values).
             ``model.chainstay`` tells which, and why.
         granularity: Of the graph, as for `chainstay.extract`.
