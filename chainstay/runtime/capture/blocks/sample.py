@@ -104,6 +104,7 @@ def sample_blocks(
     lists = {container_of(path) for path, _ in listed_children(host.model)}
     unfit = dict(unfit)
     opened: set[str] = set()
+    paths: list[str] = []
     trained: list[bool] = []
     with host.fresh() as (model, run), dropping():
         recorded = record_calls(
@@ -118,14 +119,15 @@ def sample_blocks(
                 raise NothingToPlanError
             listed = [call for call in recorded if container_of(call.name) in lists]
             raise UnsupportedModelError(_no_chain(host.model, listed, unfit))
-        known = graphs.count
-        sampler = _sampled(host, graphs, [call.name for call in chosen])
-        if not sampler.unfit and graphs.count == known:
+        known, before = graphs.count, paths
+        paths = [call.name for call in chosen]
+        sampler = _sampled(host, graphs, paths)
+        if not sampler.unfit and (graphs.count == known or paths == before):
             chain, sample = sampler.assembled(type(host.model).__name__, held)
             reasons = _reasons({name: reason for name, reason in unfit.items() if name in opened})
             uncalled = _uncalled(host, recorded, sampler.names.values())
             return replace(chain, uncalled=uncalled, opened=tuple(reasons)), sample
-        # With a new graph once more: blocks may go by those of later ones from then on.
+        # After new graphs once more: blocks may go by those of later ones from then on.
         unfit.update(sampler.unfit)
         opened.update(sampler.unfit.keys() - sampler.closed if opens else ())
 
