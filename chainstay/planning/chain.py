@@ -50,6 +50,7 @@ from chainstay.planning.questions import (
     plain_peak,
     profile_for,
     renews_inputs_of_parts,
+    what_needs_most,
 )
 from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile
@@ -316,7 +317,7 @@ class _ChainPlanner:
                 required=required,
                 stages=len(self.measured.profile),
                 family="known",
-                reason=self._reason(smallest),
+                reason=what_needs_most(self.measured, smallest),
             )
         return self._bounded(replace(smallest, budget=self.budget), None, chosen)
 
@@ -369,23 +370,6 @@ class _ChainPlanner:
             else:
                 least = middle
         return smallest
-
-    def _reason(self, smallest: Solution) -> str:
-        """Return a sentence on what needs most in the plan that needs least."""
-        measured, replay = self.measured, judge(self.measured, smallest).replay
-        pairs = zip(replay.timeline, measured.overheads_for(smallest.schedule), strict=True)
-        highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
-        op = highest.op
-        cost = measured.account.stages[op.stage]
-        step = "forward" if op.kind.is_forward else "backward"
-        operator = cost.forward_operator if op.kind.is_forward else cost.backward_operator
-        at = f" at {operator}" if operator else ""
-        plain = plain_peak(measured)
-        return (
-            f"That is {smallest.peak_bytes / max(plain, 1):.0%} of plain training; the {step} of "
-            f"stage {op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself "
-            f"alone{at}."
-        )
 
 
 def _as_it_runs(solution: Solution, judged: Judged, budget: int) -> Solution:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,9 +13,11 @@ from chainstay.profiles import ChainProfile
 from chainstay.runtime.execute.remade import remade_bytes
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.schedule import Discards, OpKind, Schedule
+from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Method, Solution
 from chainstay.solve import AutoChain, solve_chain
+from chainstay.units import format_bytes
 from chainstay.validation.simulate import Replay, simulate
 
 
@@ -112,3 +115,34 @@ def least_solution(
         if known is not None and error.required >= known.peak_bytes:
             return None
         return solve_chain(profile, error.required, method)
+
+
+def what_needs_most(measured: Measurement, smallest: Solution) -> str:
+    """Return a sentence on what needs most in the plan that needs least."""
+    replay = judge(measured, smallest).replay
+    pairs = zip(replay.timeline, measured.overheads_for(smallest.schedule), strict=True)
+    highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
+    costs = _run_as_one(measured.account, smallest.schedule, highest.op)
+    first, last, number = costs[0].name, costs[-1].name, highest.op.stage
+    stages = f"stage {number} ({first})"
+    if len(costs) > 1:
+        stages = f"stages {number} to {number + len(costs) - 1} ({first} to {last})"
+    if highest.op.kind.is_forward:
+        step, at = "forward", max(costs, key=lambda cost: cost.recording_bytes).forward_operator
+    else:
+        step, at = "backward", max(costs, key=lambda cost: cost.backward_bytes).backward_operator
+    return (
+        f"That is {smallest.peak_bytes / max(plain_peak(measured), 1):.0%} of plain training; the "
+        f"{step} of {stages} needs most, {format_bytes(overhead)} for itself "
+        f"alone{at and f' at {at}'}."
+    )
+
+
+def _run_as_one(account: Account, schedule: Schedule, op: Op) -> Sequence[StageCost]:
+    """Return the costs of the stages that an operation of a schedule runs as one."""
+    stages, keeping = account.stages[op.stage :], OpKind.FORWARD_KEEP_ALL
+    if op.kind in (keeping, OpKind.BACKWARD):
+        kept = (other for other in schedule if other.kind is keeping and other.stage == op.stage)
+        if option := max(other.option for other in kept):
+            return stages[: stages[0].options[option - 1].stages]
+    return stages[:1]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from chainstay import fit, measure
+from chainstay import InfeasibleBudgetError, fit, measure
 from chainstay.fitting.budgets import bytes_of
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.fitting.transformers_models import caches_set, caching_configs
@@ -153,3 +153,25 @@ def test_a_copy_has_caches_of_its_own() -> None:
     assert len(copy.deepcopy(model)(torch.ones(1, 2))) == 1
     model.config.use_cache = False
     assert len(copy.deepcopy(model).eval()(torch.ones(1, 2))) == 1
+
+
+def test_a_refusal_names_all_stages_that_run_as_one() -> None:
+    """The plan that needs least keeps a convolution in part with the two stages behind it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Tanh(),
+        nn.Tanh(),
+        nn.Conv2d(3, 8, 3, padding="same"),
+        nn.Conv2d(8, 8, 1),
+        nn.GELU(),
+        nn.Conv2d(8, 1, 1),
+    )
+    told = r"backward of stages 1 to 3 \(3 to 5\) needs most, .* at ConvolutionBackward0"
+    with pytest.raises(InfeasibleBudgetError, match=told):
+        fit(
+            model,
+            (torch.randn(4, 3, 32, 32),),
+            budget=1,
+            loss=lambda output: output.square().sum(),
+            repeats=1,
+        )
