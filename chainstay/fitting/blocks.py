@@ -39,10 +39,10 @@ _MOST_LOOKS: Final = 8
 """How often a kind of call is looked at anew, and told of, for other blocks than before."""
 
 _MOST_IN_VAIN: Final = 8
-"""New numbers in a row without a new plan, after which such are no longer looked at."""
+"""New numbers or shapes in a row without a new plan, after which such are no longer looked at."""
 
-_MOST_NUMBERS: Final = 64
-"""Numbers whose blocks are looked at, for calls that are otherwise alike."""
+_MOST_KNOWN: Final = 64
+"""Numbers or shapes whose blocks are looked at, for calls that are otherwise alike."""
 
 
 @dataclass(slots=True)
@@ -59,10 +59,33 @@ class _Numbers:
 
     def kind(self, numbers: Hashable) -> _Kind | None:
         """Return the kind of calls with these numbers, the latest kind where none matter."""
-        may_matter = self.in_vain < _MOST_IN_VAIN and len(self.kinds) < _MOST_NUMBERS
+        may_matter = self.in_vain < _MOST_IN_VAIN and len(self.kinds) < _MOST_KNOWN
         if may_matter or numbers in self.kinds:
             return self.kinds.get(numbers)
         return list(self.kinds.values())[-1]
+
+
+@dataclass(slots=True)
+class _Shapes:
+    """The kinds of calls that differ in shapes beside their largest tensor, as boxes in images do.
+
+    Attributes:
+        numbers: The kinds, by all shapes.
+        in_vain: How many new shapes in a row had blocks that there was a plan for.
+        most: The most numbers that the tensors of a call had whose blocks were looked at.
+    """
+
+    numbers: dict[Hashable, _Numbers] = field(default_factory=dict)
+    in_vain: int = 0
+    most: int = 0
+
+    def like(self, call: Call) -> _Numbers | None:
+        """Return the kinds of calls with such shapes, the latest ones where none matter."""
+        shapes = _shapes_of(call)
+        may_matter = self.in_vain < _MOST_IN_VAIN and len(self.numbers) < _MOST_KNOWN
+        if may_matter or shapes in self.numbers or _size_of(call) > self.most:
+            return self.numbers.get(shapes)
+        return list(self.numbers.values())[-1]
 
 
 @dataclass(slots=True)
@@ -85,7 +108,7 @@ class BlockForward:
         device: The model's device.
         reason: Why it goes by blocks, for people.
         graphs: The graphs of its blocks.
-        alike: Kinds of calls, by training mode, autocast, and layouts of the arguments.
+        alike: Kinds of calls, by training mode, autocast, and what the arguments are.
         known: Plans by the graphs of the blocks.
         peaks: The most bytes that a step took outside of these blocks when they were planned.
         lists: The children of the lists that blocks are in, and of all modules around these, and
@@ -96,7 +119,7 @@ class BlockForward:
     device: torch.device
     reason: str
     graphs: BlockGraphs = field(init=False)
-    alike: dict[Hashable, _Numbers] = field(default_factory=dict)
+    alike: dict[Hashable, _Shapes] = field(default_factory=dict)
     known: dict[Hashable, PlannedBlocks] = field(default_factory=dict)
     peaks: dict[Hashable, int] = field(default_factory=dict)
     lists: dict[nn.Module, tuple[object, ...]] = field(default_factory=dict)
@@ -142,7 +165,8 @@ class BlockForward:
                 kind.planned = planned
 
     def _kinds(self) -> list[_Kind]:
-        return [kind for numbers in self.alike.values() for kind in numbers.kinds.values()]
+        groups = (numbers for shapes in self.alike.values() for numbers in shapes.numbers.values())
+        return [kind for numbers in groups for kind in numbers.kinds.values()]
 
     def open_entrances(self, model: nn.Module) -> None:
         """Let calls of the blocks that there are plans for be run by these, and others be seen."""
@@ -161,18 +185,25 @@ class BlockForward:
         if any(_children(module) != before for module, before in self.lists.items()):
             for known in self._kinds():
                 known.is_outgrown = known.planned is not None
-        alike = self.alike.get(self._look_of(call))
+        similar = self.alike.get(self._look_of(call))
+        alike = None if similar is None else similar.like(call)
         kind = None if alike is None else alike.kind(_numbers_of(call))
         return None if kind is None or kind.is_outgrown else kind
 
     def plan_for(self, call: Call) -> _Kind:
         """Return the kind of `call`, with a plan unless it goes by none."""
-        alike, numbers = self.alike.setdefault(self._look_of(call), _Numbers()), _numbers_of(call)
+        similar = self.alike.setdefault(self._look_of(call), _Shapes())
+        alike, numbers = similar.like(call), _numbers_of(call)
+        if alike is None:
+            alike = similar.numbers[_shapes_of(call)] = _Numbers()
+            similar.most = max(similar.most, _size_of(call))
         kind = alike.kind(numbers)
         if kind is None and alike.kinds:
             kind = alike.kinds[numbers] = self._kind_of_numbers(call, alike)
         elif kind is None:
+            plans = len(self.planner.plans)
             kind = alike.kinds[numbers] = _Kind(self._planned(call, is_new=True))
+            similar.in_vain = similar.in_vain + 1 if len(self.planner.plans) == plans else 0
         elif kind.is_outgrown:
             kind.looks += 1
             with suppress(UnsupportedModelError):  # too few blocks: the plan before holds for them
@@ -277,14 +308,30 @@ class BlockForward:
             )
 
     def _look_of(self, call: Call) -> Hashable:
-        """Return a key that tells kinds of calls apart before they are made."""
+        """Return a key that tells kinds of calls apart before they are made.
+
+        Other shapes are looked at at all times if they are not to be planned, and by processes
+        that share parameters, which look together.
+        """
+        largest = max(call.tensors, key=torch.Tensor.numel, default=None)
+        exact = self.planner.settings.on_new_shape != "plan" or is_sharded(call.model)
         return (
             call.model.training,
             isinstance(next(call.model.parameters(), None), nn.Parameter),  # or functional_call's
             any(parameter.requires_grad for parameter in call.model.parameters()),
             Autocast.now(self.device),
-            tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
+            tuple((t.dim(), t.dtype, t.requires_grad) for t in call.tensors),
+            _shapes_of(call) if exact or largest is None else str(tuple(largest.shape)),
         )
+
+
+def _shapes_of(call: Call) -> tuple[str, ...]:
+    """Return the shapes of a call's tensors."""
+    return tuple([str(tuple(tensor.shape)) for tensor in call.tensors])
+
+
+def _size_of(call: Call) -> int:
+    return sum([tensor.numel() for tensor in call.tensors])
 
 
 def _numbers_of(call: Call) -> tuple[Hashable, ...]:

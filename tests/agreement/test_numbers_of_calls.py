@@ -237,3 +237,47 @@ def test_a_number_that_has_to_be_a_constant_is_one(decided: Decided) -> None:
         for one, other in zip(trained(model, number), trained(plain, number), strict=True):
             assert torch.equal(one, other)
     assert not any(isinstance(plan, PlannedBlocks) for plan in shown(model).plans)
+
+
+class Boxes(nn.Module):
+    """Is given boxes, of which there are others in every call, as for detection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x * (1 + boxes.sum() / (1 + len(boxes)))
+
+
+def test_shapes_that_change_no_blocks_are_not_looked_at_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    plain, looks = Boxes(), list[Host]()
+    model = chainstay.fit(copy.deepcopy(plain), budget="80%", loss=loss_of, repeats=1, by="blocks")
+
+    def look(host: Host, graphs: BlockGraphs) -> Around:
+        looks.append(host)
+        return find_blocks(host, graphs)
+
+    def step(rows: int, count: int) -> int:
+        call = torch.randn(rows, 8), torch.randn(count, 4)
+        outputs = [one(*call) for one in (model, plain)]
+        for output in outputs:
+            loss_of(output).backward()
+        assert torch.equal(*outputs)
+        return len(looks)
+
+    monkeypatch.setattr(blocks, "find_blocks", look)
+    assert [step(64, 20 - count) for count in range(12)] == [*range(1, 10), 9, 9, 9]
+    assert step(64, 21) == 10, "more boxes than ever may need more memory"
+    assert len(shown(model).plans) == 1
+    assert step(32, 5) == 11, "the largest tensor is another"
+    assert len(shown(model).plans) == 2
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(*(p.grad for p in (one, other) if p.grad is not None))

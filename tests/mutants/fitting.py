@@ -112,6 +112,26 @@ _EXTRACTION: Final = (
         "agreement/test_fit_compiled_blocks.py::test_some_blocks_of_a_class_are_compiled",
     ),
     Mutant(
+        "runtime/capture/blocks/sample.py",
+        "(graphs.count == known or paths == before)",
+        "True",
+        "agreement/test_fit_opened_blocks.py::test_blocks_that_differ_in_a_rate",
+    ),
+    Mutant(
+        "fitting/solved_plans.py",
+        "            around = find_blocks(around.host, around.graphs, refusal.names)\n",
+        "            raise\n",
+        "agreement/test_fit_opened_blocks.py"
+        "::test_blocks_that_the_loss_does_not_depend_on_run_by_themselves",
+    ),
+    Mutant(
+        "fitting/blocks.py",
+        " or _size_of(call) > self.most",
+        "",
+        "agreement/test_numbers_of_calls.py"
+        "::test_shapes_that_change_no_blocks_are_not_looked_at_for_ever",
+    ),
+    Mutant(
         "runtime/capture/blocks/calls.py",
         "and module in seen\n",
         "\n",
