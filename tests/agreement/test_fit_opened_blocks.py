@@ -6,6 +6,7 @@ import copy
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -317,3 +318,26 @@ def test_blocks_that_differ_in_a_rate(capsys: Any) -> None:
     assert "its plan does not have" not in capsys.readouterr().err
     measured = peak_of_step(model, lambda: sample.loss(model).backward(), (sample.args, {}))
     assert measured <= shown(model).solution.peak_bytes
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_forward_put_around_that_of_a_planned_block(index: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[DropsPaths(0.1) for _ in range(4)])
+    plain, sample = copy.deepcopy(model), Sample((torch.randn(16, 8),))
+    chainstay.fit(model, sample.args, budget="80%", loss=loss_of, by="blocks", repeats=1)
+    for one in (model, plain):
+        block: Any = one[index]
+        block.forward = partial(doubled, block.forward)
+    assert differences(seeded(model, sample), seeded(plain, sample)) == []
+    assert len(shown(model).plans) == 2
+    outputs = []
+    for one in (model, plain):
+        torch.manual_seed(1)
+        with torch.no_grad():
+            outputs.append(one(*sample.args))
+    assert torch.equal(*outputs)
+
+
+def doubled(forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return forward(x) * 2

@@ -42,10 +42,13 @@ def open_entrance(block: nn.Module) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return plain(self, *args, **kwargs)
+        # What somebody has put in front of this since is no part of what would be handed over.
+        is_first = getattr(vars(self).get("forward"), "__func__", None) is forward
         is_handed = torch.is_grad_enabled() and opened() is self and not is_transformed()
-        handler = block_handler.now if is_handed else None
+        handler = block_handler.now if is_first and is_handed else None
         if handler is None:
-            return unbound_forward(self)(self, *args, **kwargs)  # its class may be another by now
+            own = unbound_forward(self) if is_first else plain  # its class may be another by now
+            return own(self, *args, **kwargs)
         with block_handler.set_to(None):  # what is in the block is part of it
             return handler(self, args, kwargs)
 
