@@ -203,7 +203,8 @@ class BlockForward:
         elif kind is None:
             plans = len(self.planner.plans)
             kind = alike.kinds[numbers] = _Kind(self._planned(call, is_new=True))
-            similar.in_vain = similar.in_vain + 1 if len(self.planner.plans) == plans else 0
+            is_known = kind.planned is not None and len(self.planner.plans) == plans
+            similar.in_vain = similar.in_vain + 1 if is_known else 0
         elif kind.is_outgrown:
             kind.looks += 1
             with suppress(UnsupportedModelError):  # too few blocks: the plan before holds for them

@@ -229,8 +229,8 @@ def test_models_without_a_list_of_blocks_that_all_run_again(
 
 
 @pytest.mark.long
-def test_calls_that_go_through_other_modules_than_planned(capsys: Any) -> None:
-    """More rounds than planned: told, and planned anew."""
+def test_calls_that_go_through_other_modules_than_planned() -> None:
+    """More rounds than planned are planned anew."""
     torch.manual_seed(0)
     model, x = Rounds(), torch.randn(4, 16, WIDTH)
     plain = copy.deepcopy(model)
@@ -239,7 +239,7 @@ def test_calls_that_go_through_other_modules_than_planned(capsys: Any) -> None:
         nn.init.constant_(one.halt.bias, -1.5)
     sample = Sample((x,))
     assert differences(seeded(model, sample), seeded(plain, sample)) == []
-    assert "ran 1 blocks" in capsys.readouterr().err or len(shown(model).plans) > 1
+    assert len(shown(model).plans) > 1
 
 
 class Predicting(nn.Module):

@@ -204,6 +204,8 @@ def choose_calls(
 ) -> list[BlockCall]:
     """Return the calls to take, in order: of lists mainly of one class, or the largest list's.
 
+    The largest list is taken if all those of one class have less than half of its parameters.
+
     Args:
         calls: Those of all modules.
         lists: The paths of the model's containers.

@@ -231,14 +231,13 @@ class Around:
             raise UnreachedBlocksError(
                 f"no gradient reaches {names[0]}; make the loss depend on all blocks", names
             )
-        expected = range(len(self.chain.stages))[::-1]
-        odd = [
-            stage for stage, other in zip(trip.reached, expected, strict=False) if stage != other
-        ]
-        if odd:
+        expected = list(range(len(self.chain.stages)))[::-1]
+        if trip.reached != expected:
+            pairs = zip(trip.reached, expected, strict=False)
+            odd = next((stage for stage, other in pairs if stage != other), 0)
             raise UnsupportedModelError(
                 f"the backward does not go through the blocks in the order of their calls: "
-                f"{self.chain.stages[odd[0]].name} gets its gradient out of turn; pass a list of "
+                f"{self.chain.stages[odd].name} gets its gradient out of turn; pass a list of "
                 "stages"
             )
 
