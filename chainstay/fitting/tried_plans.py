@@ -13,7 +13,6 @@ from chainstay.runtime.measures.progress import say
 from chainstay.runtime.measures.rehearsal import Rehearsal
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.schedule import OpKind
-from chainstay.solution import Solution
 from chainstay.units import format_bytes
 
 AnyPlan = TypeVar("AnyPlan", PlannedGraph | PlannedJoin, PlannedBlocks)
@@ -67,18 +66,7 @@ def _tried(
 ) -> AnyPlan:
     """Return a plan that was tried out; a tighter one where it needs more than predicted."""
     limit, planned = budget, solved(budget)
-    first = planned.solution
-
-    def within(found: Solution) -> Solution:
-        """Return the same of the user's budget, without bounds that hold for a tighter one only."""
-        alike = (found.family, found.discards) == (first.family, first.discards)
-        return replace(
-            found,
-            budget=budget,
-            lower_bound=first.lower_bound if alike else 0,
-            unrestricted_bound=first.unrestricted_bound,
-        )
-
+    first, kind = planned.solution, _kind_of(planned)
     for tightenings in range(_TIGHTENINGS + 1):
         predicted = planned.solution.peak_bytes
         allowed = max(budget, int(predicted * _TOLERATED) if _keeps_all(planned) else 0)
@@ -106,7 +94,21 @@ def _tried(
         except InfeasibleBudgetError as refusal:
             required = refusal.required + budget - max(limit, 1)
             raise refusal.known(budget, required) from refusal
-    return planned if limit == budget else replace(planned, solution=within(planned.solution))
+    if limit == budget:
+        return planned
+    is_alike = _kind_of(planned) == kind  # what bounds the first then bounds this one
+    solution = replace(
+        planned.solution,
+        budget=budget,
+        lower_bound=first.lower_bound if is_alike else 0,
+        unrestricted_bound=first.unrestricted_bound if is_alike else 0,
+    )
+    return replace(planned, solution=solution)
+
+
+def _kind_of(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> tuple[object, ...]:
+    """Return what plans have in common that the same bounds hold for."""
+    return type(planned), planned.solution.family, planned.solution.discards
 
 
 def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -68,6 +68,37 @@ class Perceptrons(nn.Module):
         return result
 
 
+@dataclass(frozen=True)
+class Unread:
+    """Tensors that a model returns and `loss_of` does not find."""
+
+    states: list[torch.Tensor]
+
+
+class Remembering(nn.Module):
+    """Two towers that return a state of every layer, too; with or without a tail."""
+
+    def __init__(self, *, has_tail: bool, width: int = 32, depth: int = 4) -> None:
+        super().__init__()
+        layers = Perceptrons(width, depth)
+        self.left, self.right = layers.left, layers.right
+        self.tail = layers.tail if has_tail else None
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> tuple[Any, ...]:
+        states: list[torch.Tensor] = []
+        ends = [self._run(self.left, left, states), self._run(self.right, right, states)]
+        met = ends if self.tail is None else (self.tail(ends[0] * ends[1]), ends[1])
+        return (*met, Unread(states))
+
+    @staticmethod
+    def _run(tower: nn.Sequential, x: torch.Tensor, states: list[torch.Tensor]) -> torch.Tensor:
+        for layer in tower:
+            x = layer(x)
+            if isinstance(layer, nn.Dropout):
+                states.append(x.sin().exp().tanh().mean(0))  # small, and its graph is not
+        return x
+
+
 def _resnet18() -> nn.Module:
     """torchvision's, with an eighth of the channels behind the stem."""
     resnet = pytest.importorskip("torchvision.models.resnet")
@@ -105,12 +136,18 @@ def _two_towers() -> tuple[nn.Module, Call]:
     return sample.model, ((), kwargs)
 
 
+def _unread(*, has_tail: bool) -> tuple[nn.Module, Call]:
+    return Remembering(has_tail=has_tail), _tailed()[1]
+
+
 JOINS: Mapping[str, Callable[[], tuple[nn.Module, Call]]] = {
     "Siamese ResNet-18": _siamese,
     "triplet ResNet-18": _triplet,
     "CLIP": _clip,
     "tail": _tailed,
     "two towers": _two_towers,
+    "unread states": partial(_unread, has_tail=False),
+    "unread states before a tail": partial(_unread, has_tail=True),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from torch import nn
 import chainstay
 from chainstay import InfeasibleBudgetError
 from chainstay.fitting import solved_plans
+from chainstay.fitting.tried_plans import tried
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
 from chainstay.runtime.stage.loss_stage import loss_stage
+from chainstay.schedule import Schedule
+from chainstay.solution import Family, Solution
 
 X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16)
 
@@ -90,6 +94,48 @@ def test_a_plan_that_needs_more_is_replaced_by_a_tighter_one(
     assert len(needs) == 2
     assert solution.peak_bytes <= generous.budget - 2048
     assert "is exceeded first at aten.mm.default; planning again" in capfd.readouterr().err
+
+
+@dataclass(frozen=True)
+class Chain:
+    solution: Solution
+
+    def close(self) -> None:
+        pass
+
+
+class Join(Chain):
+    pass
+
+
+@pytest.mark.parametrize(("second", "bounds"), [(Chain, (70, 60)), (Join, (0, 0))])
+def test_a_bound_is_kept_for_a_tighter_plan_of_the_same_way(
+    second: type[Chain], bounds: tuple[int, int]
+) -> None:
+    """Branches that are planned apart were measured apart: a chain's bound does not hold there."""
+
+    def solved(budget: int) -> Any:
+        is_first = budget == 100
+        solution = Solution(
+            schedule=Schedule.parse("Fc0 Fa1 B1 Fa0 B0"),
+            makespan=80 if is_first or second is Chain else 50,
+            peak_bytes=budget,
+            budget=budget,
+            lower_bound=70 if is_first else 0,
+            unrestricted_bound=60 if is_first else 0,
+            family=Family.ALL,
+            method="dp",
+            solve_seconds=0.0,
+        )
+        return (Chain if is_first else second)(solution)
+
+    def more(planned: Any, _: int) -> Rehearsal:
+        return Rehearsal(planned.solution.peak_bytes + 8, "aten.mm.default")
+
+    planned = tried(100, solved, more, is_told=False).solution
+    assert planned.budget == 100
+    assert planned.peak_bytes == 92
+    assert (planned.lower_bound, planned.unrestricted_bound) == bounds
 
 
 def test_a_plan_that_always_needs_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

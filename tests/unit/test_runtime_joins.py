@@ -259,7 +259,7 @@ def test_recorded_data_whose_input_is_made_anew_is_refused() -> None:
 
 
 def _stage(
-    leaves: tuple[tuple[int, int], ...] = (), environment: int = 0, relief: int = 0
+    leaves: tuple[tuple[int, int], ...] = (), environment: int = 0, relief: int = 0, left: int = 0
 ) -> JoinedStage:
     return JoinedStage(
         cost=StageCost(
@@ -280,6 +280,7 @@ def _stage(
         forward_waiting=1000,
         backward_waiting=2000,
         relief=relief,
+        left_bytes=left,
         leaves=leaves,
     )
 
@@ -307,6 +308,14 @@ def _account(relief: int = 0) -> JoinAccount:
 )
 def test_overheads_by_hand(text: str, overheads: list[int]) -> None:
     assert _account().overheads(Schedule.parse(text)) == overheads
+
+
+def test_what_a_backward_leaves_stands_until_the_end() -> None:
+    account = _account()
+    stage = _stage(((7, 100),), left=300)
+    branches = (account.branches[0], replace(account.branches[1], stages=(stage,)))
+    account = replace(account, branches=branches)
+    assert account.overheads(Schedule.parse(_PLAIN)) == [1, 1, 1001, 2003, 2003, 2303]
 
 
 def test_a_backward_that_frees_as_it_goes_needs_less() -> None:

@@ -97,7 +97,7 @@ def _probe_all(
     gradients: Gradients | None = None
     for index, stage in reversed(list(enumerate(subject.stages))):
         source = states[index]
-        gradients = gradients and replace(gradients, held=returned[index])
+        gradients = gradients and replace(gradients, held=returned[index + 1])
         uses = LeafUses.of(leaves, index, index, held)
         # Autograd adds no stand-ins in place: without the old sum, none is made of the two.
         uses = replace(uses, behind=uses.copied)

@@ -3,7 +3,8 @@
 As `chainstay.runtime.measures.account` for chains. Some bytes depend on when an operation runs:
 
 * buffers and random states that are saved for stages that run again;
-* the model's output, in the caller's hands from its making on.
+* the model's output, in the caller's hands from its making on;
+* what a stage's backward leaves of its graph, as no gradient comes to that part.
 
 Half-summed gradients of what several stages use are `JoinProfile.shared`. Towers that share their
 weights have many: from the first tower's backward to that of the last one. (What the summing itself
@@ -37,6 +38,7 @@ class JoinedStage:
             has been made; what is in its input left out.
         backward_waiting: What the caller holds of it while its backward runs.
         relief: Bytes by which its backward alone stays below all that it reads and gives.
+        left_bytes: What its graph holds behind its backward, for parts that get no gradient.
         leaves: Parameters and inputs that it sends gradients to: a number for each, and bytes.
     """
 
@@ -44,6 +46,7 @@ class JoinedStage:
     forward_waiting: int
     backward_waiting: int
     relief: int
+    left_bytes: int
     leaves: tuple[tuple[int, int], ...]
 
 
@@ -190,6 +193,7 @@ class JoinAccount:
         environments = environment_bytes(runs, lambda key: self.stage(key).cost)
         beside = zip(environments, self._outputs(schedule), strict=True)
         begun: set[_StageKey] = set()
+        left = 0
         for op, sizes in zip(schedule, beside, strict=True):
             key, kind = (op.branch, op.stage), ""
             if op.kind is OpKind.BACKWARD:
@@ -198,7 +202,9 @@ class JoinAccount:
                 is_kept = op.kind is OpKind.FORWARD_KEEP_ALL
                 kind = "again" if key in begun else "first" if is_kept else "dropped"
                 begun.add(key)
-            yield op, kind, sum(sizes)
+            yield op, kind, sum(sizes) + left
+            if kind == "backward":
+                left += self.stage(key).left_bytes
 
     def _outputs(self, schedule: Schedule) -> Iterator[int]:
         """Yield the bytes of the model's output that the caller has beside each operation."""

@@ -13,7 +13,7 @@ from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStag
 from chainstay.runtime.measures.cost_files import cost_from, read_sealed, record_from, write_sealed
 
 _KIND: Final = "join-account"
-_VERSION: Final = 9
+_VERSION: Final = 10
 
 
 def read_account(path: Path, lengths: Sequence[int]) -> JoinAccount | None:

@@ -100,6 +100,7 @@ class JoinAccountant:
             forward_waiting=0,
             backward_waiting=0,
             relief=0,
+            left_bytes=0,
             leaves=(),
         )
         chains, start = [], 0
@@ -148,6 +149,7 @@ class JoinAccountant:
             forward_waiting=beside.waiting,
             backward_waiting=beside.waiting - beside.held,
             relief=beside.relief,
+            left_bytes=memory.left_bytes,
             leaves=tuple(leaves),
         )
 

@@ -22,6 +22,7 @@ from chainstay.runtime.measures.costs import (
     Subject,
     lasting_bytes,
     observe_chain,
+    returned_tensors,
     timed,
     trace_chain,
 )
@@ -98,10 +99,14 @@ def _memories(
     met: Sequence[Gradients | None] = (None,) * branches
     tails = []
     for own, part in zip(observed[branches:], parts[branches:], strict=True):
-        tails.append(trace_chain(own, part))
-        met = _slices(tails[0][0].input_gradients, join.widths)
-    behind = zip(observed[:branches], parts[:branches], met, strict=True)
-    return [*(trace_chain(own, part, below) for own, part, below in behind), *tails]
+        returned = returned_tensors(own)
+        tails.append(trace_chain(own, part, returned=returned))
+        met = _slices(replace(tails[0][0].input_gradients, held=returned[0]), join.widths)
+    memories = []
+    for own, part, below in zip(observed[:branches], parts[:branches], met, strict=True):
+        returned = returned_tensors(own, None if below is None else below.held)
+        memories.append(trace_chain(own, part, below, returned=returned))
+    return [*memories, *tails]
 
 
 def _signature_of(join: GraphJoin, parts: Sequence[Subject]) -> str:
@@ -134,5 +139,6 @@ def _slices(gradients: Gradients, widths: Sequence[int]) -> list[Gradients]:
     for start, end in pairwise(accumulate(widths, initial=0)):
         storages = gradients.storages[start:end]
         own = tuple(map(storages.index, storages))
-        slices.append(Gradients(gradients.layouts[start:end], own))
+        held = frozenset(index - start for index in gradients.held if start <= index < end)
+        slices.append(Gradients(gradients.layouts[start:end], own, held=held))
     return slices

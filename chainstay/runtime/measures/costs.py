@@ -16,7 +16,7 @@ plain reading of the profile's fields:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -194,30 +194,38 @@ def trace_chain(
     subject: Subject,
     gradients: Gradients | None = None,
     *,
+    returned: Sequence[frozenset[int]] | None = None,
     is_whole: bool = False,
 ) -> list[StageMemory]:
     """Return the memory of every stage, run alone on what the stages before it give.
 
     `gradients` are those of the last state, as whoever reads it leaves them; by default as usual.
+    `returned` is as `returned_tensors` gives it; by default, the model returns nothing of these.
     With `is_whole`, nothing else uses their leaves, so that it is known when gradients wait.
     """
     probes = [
         StageProbe(stage=seen.stage, shared=subject.shared, leaves=seen.leaves) for seen in observed
     ]
-    returned = returned_tensors(observed) if is_whole else None
+    returned = returned or [frozenset()] * (1 + len(probes))
     # A failing stage leaves no gradient behind.
-    with closing(_phases(probes, subject, gradients, returned)) as phases:
+    with closing(_phases(probes, subject, gradients, returned, is_whole=is_whole)) as phases:
         traces = iter(trace_phases(phases, subject.device))
     return [probe.memory(traces) for probe in reversed(probes)][::-1]
 
 
-def returned_tensors(observed: Sequence[ObservedStage]) -> list[frozenset[int]]:
-    """Return which tensors of every stage's output, by index, the model returns."""
-    last = observed[-1]
-    returned = {*(last.given if last.stage.is_loss else last.result).tensors}
+def returned_tensors(
+    observed: Sequence[ObservedStage], indices: Iterable[int] | None = None
+) -> list[frozenset[int]]:
+    """Return which tensors of every stage's input, and of the last output, the model returns.
+
+    They are given by index. They are all of the last state before a loss, or those at `indices`.
+    """
+    states = [observed[0].given, *(seen.result for seen in observed)]
+    final = states[-1 - observed[-1].stage.is_loss].tensors
+    returned = {*final} if indices is None else {final[index] for index in indices}
     return [
-        frozenset(index for index, number in enumerate(seen.result.tensors) if number in returned)
-        for seen in observed
+        frozenset(index for index, number in enumerate(state.tensors) if number in returned)
+        for state in states
     ]
 
 
@@ -225,7 +233,9 @@ def _phases(
     probes: Sequence[StageProbe],
     subject: Subject,
     gradients: Gradients | None,
-    returned: Sequence[frozenset[int]] | None,
+    returned: Sequence[frozenset[int]],
+    *,
+    is_whole: bool,
 ) -> Generator[Callable[[], None]]:
     """Every stage's phases, the last stage first: its gradients lie as the one below gets them."""
     leaves = [probe.leaves for probe in probes]
@@ -238,9 +248,8 @@ def _phases(
     subject.progress("tracing memory", steps=0, more=len(probes))
     for index, probe in reversed(list(enumerate(probes))):
         subject.progress("tracing memory")
-        probe.output_gradients = gradients
-        if returned is not None:
-            probe.output_gradients = gradients and replace(gradients, held=returned[index])
+        probe.output_gradients = gradients and replace(gradients, held=returned[index + 1])
+        if is_whole:
             held = [holder.leaf_gradients for holder in probes]
             probe.uses = LeafUses.of(leaves, index, index, held)
         for phase in probe.phases(on_the_host[index], device, devices[index]):

@@ -25,6 +25,7 @@ from chainstay.runtime.measures.costs import (
     Surroundings,
     account_for,
     observe_chain,
+    returned_tensors,
     timed,
     trace_chain,
 )
@@ -154,7 +155,7 @@ def measure_subject(
         if found is not None:
             return found
     observed = observe_chain(subject)
-    memories = trace_chain(observed, subject, is_whole=True)
+    memories = trace_chain(observed, subject, returned=returned_tensors(observed), is_whole=True)
     without_times = Measurement(
         chain=chain(effects=tuple(seen.effects for seen in observed if not seen.stage.is_loss)),
         account=account_for(observed, memories, subject, autocast),
