@@ -12,32 +12,35 @@ from chainstay.units import format_bytes, format_time
 
 __all__ = ["ComparisonRow", "comparison"]
 
+_UNKNOWN = "–"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """One strategy for a training step, as predicted and as measured.
+    """One way to run a training step, as planned and as measured.
 
     Attributes:
-        name: Name of the strategy.
-        predicted_peak: Bytes, from the simulator.
+        name: Name of the way.
         measured_peak: Bytes, from the allocator.
-        predicted_time: Time of a step in ns, from the simulator.
         measured_time: Time of a step, in ns.
-        recomputed: Forward time spent on recomputing, as a share of one whole forward.
+        predicted_peak: Bytes, from the plan; ``None`` where nothing was planned.
+        predicted_time: Time of a step in ns, from the plan; ``None`` where nothing was planned.
         is_optimal: Whether nothing faster fits, as proved; ``None`` where nobody claims it.
     """
 
     name: str
-    predicted_peak: int
     measured_peak: int
-    predicted_time: int
     measured_time: int
-    recomputed: float
+    predicted_peak: int | None = None
+    predicted_time: int | None = None
     is_optimal: bool | None = None
 
 
-def comparison(title: str, budget: int, outcomes: Iterable[ComparisonRow]) -> Table:
-    """Return a table of `outcomes` under one budget, measured peaks above it in red."""
+def comparison(title: str, budget: int, plain_time: int, rows: Iterable[ComparisonRow]) -> Table:
+    """Return a table of `rows` under one budget, measured peaks above it in red.
+
+    `plain_time` is the measured time of plain training, in ns.
+    """
     table = Table(
         title=title,
         title_justify="left",
@@ -47,21 +50,25 @@ def comparison(title: str, budget: int, outcomes: Iterable[ComparisonRow]) -> Ta
         show_edge=False,
     )
     table.add_column("", no_wrap=True)
-    for heading in ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured"):
+    headings = ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured", "beside\nplain")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("rerun\nshare", justify="right", no_wrap=True)
     table.add_column("proved\nbest", justify="center", no_wrap=True)
-    for outcome in outcomes:
+    for row in rows:
         table.add_row(
-            outcome.name,
-            format_bytes(outcome.predicted_peak),
-            _within(outcome.measured_peak, budget),
-            format_time(outcome.predicted_time),
-            format_time(outcome.measured_time),
-            f"{outcome.recomputed:.0%}",
-            {True: "yes", False: "no", None: "–"}[outcome.is_optimal],
+            row.name,
+            _UNKNOWN if row.predicted_peak is None else format_bytes(row.predicted_peak),
+            _within(row.measured_peak, budget),
+            _UNKNOWN if row.predicted_time is None else format_time(row.predicted_time),
+            format_time(row.measured_time),
+            _UNKNOWN if row.measured_time == plain_time else _beside(row.measured_time, plain_time),
+            {True: "yes", False: "no", None: _UNKNOWN}[row.is_optimal],
         )
     return table
+
+
+def _beside(time: int, plain_time: int) -> str:
+    return f"{100 * (time / plain_time - 1):+.1f} %"
 
 
 def _within(size: int, budget: int) -> str:

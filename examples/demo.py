@@ -1,7 +1,7 @@
 """Train two real networks within half the memory that plain training needs, with proof.
 
-Profiles a ResNet-50 and a 12-block GPT-2, finds the optimal schedule for 50 % of the memory of
-plain training, runs a training step by it, and shows prediction and measurement side by side.
+`chainstay.fit` plans a ResNet-50 and a 12-block GPT-2 for 50 % of the memory of plain training. A
+step by each plan is shown beside one of plain PyTorch and one of `checkpoint_sequential`.
 
     python examples/demo.py [--budget 50%] [--output demo]
 """
@@ -23,9 +23,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import checkpoint
 
-from chainstay import Replay, Schedule, measure, simulate, solve_measured
-from chainstay.baselines import checkpoint_sequential
-from chainstay.runtime import MeasuredChain, MemoryTrace, trace_memory
+import chainstay
+from chainstay import Replay
+from chainstay.runtime import MemoryTrace, trace_memory
+from chainstay.units import format_time
 from comparison_table import ComparisonRow, comparison
 from memory_plot import MemoryPanel, plot_memory
 from models import gpt2, resnet50
@@ -33,33 +34,35 @@ from models import gpt2, resnet50
 Forward = Callable[[torch.Tensor], torch.Tensor]
 SEED = 20
 TIMED_NS = 2 * 10**9
+SEGMENTS = range(2, 9)
+"""The numbers of segments that `checkpoint_sequential` is tried with."""
 
 
 @dataclass(frozen=True)
 class Task:
     """A network and something to train it on."""
 
+    key: str
     name: str
     model: nn.Sequential
     sample: torch.Tensor
     loss: Callable[[torch.Tensor], torch.Tensor]
 
-
-@dataclass(frozen=True)
-class Way:
-    """A way to run a training step."""
-
-    name: str
-    forward: Forward
-    schedule: Schedule
-    is_optimal: bool | None = None
+    def step(self, forward: Forward | None = None) -> torch.Tensor:
+        """Run a training step, by default as the model is now; return its loss."""
+        output = (forward or self.model)(self.sample)  # held until the end, as in most loops
+        loss = self.loss(output)
+        loss.backward()
+        return loss
 
 
 def main() -> None:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--budget", default="50%", help="bytes, '8GiB', or a share such as '50%%'")
-    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the picture")
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo"), help="folder for plans, picture"
+    )
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # A thread that waits for a core which others use would spoil the timing.
@@ -68,9 +71,10 @@ def main() -> None:
     console.print(
         f"chainstay on {_machine(device)}; budget: {arguments.budget} of plain training\n"
     )
-    panels = [demonstrate(task, arguments.budget, console) for task in tasks(device)]
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    picture = arguments.output / "memory.png"
+    output: Path = arguments.output
+    output.mkdir(parents=True, exist_ok=True)
+    panels = [demonstrate(task, arguments.budget, output, console) for task in tasks(device)]
+    picture = output / "memory.png"
     plot_memory(panels, picture)
     console.print(f"memory over time, planned against measured: [bold]{picture}[/]")
 
@@ -86,12 +90,14 @@ def tasks(device: torch.device) -> list[Task]:
     tokens = torch.randint(50257, (sequences, length + 1), device=device)
     return [
         Task(
+            "resnet50",
             f"ResNet-50, {batch} images of {side} x {side}",
             resnet50().to(device),
             images,
             partial(_cross_entropy, classes),
         ),
         Task(
+            "gpt2",
             f"GPT-2 (12 blocks, width 768), {sequences} x {length} tokens",
             gpt2().to(device),
             tokens[:, :-1].contiguous(),
@@ -100,105 +106,105 @@ def tasks(device: torch.device) -> list[Task]:
     ]
 
 
-def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
+def demonstrate(task: Task, budget: str, output: Path, console: Console) -> MemoryPanel:
     """Plan, run and compare one network; returns its panel of the picture."""
-    with console.status(f"measuring {task.name} …"):
-        measured = measure(task.model, task.sample, loss=task.loss, repeats=2)
-    with console.status("solving …"):
-        solution = solve_measured(measured, budget)
-    stages = len(measured.profile)
-    plain = Schedule.keep_all(stages)
-    segments = best_segments(measured, solution.budget)
-    planned = measured.planned(solution)
-    ways = [
-        Way("plain PyTorch", task.model, plain),
-        Way(
-            f"torch checkpoint ({segments})",
-            partial(_checkpointed, task.model, segments),
-            checkpoint_sequential(stages, segments),
+    model = task.model
+    for parameter in model.parameters():  # the caller's: no budget covers them
+        parameter.grad = torch.zeros_like(parameter)
+    initial = copy.deepcopy(model.state_dict())
+    with console.status(f"training {task.name} as it is …"):
+        expected = _after_a_step(task, initial)
+        plain_trace, plain_time = _trace(task), _time(task)
+    start = time.perf_counter_ns()
+    chainstay.fit(model, (task.sample,), budget=budget, loss=task.loss)
+    fitting_time = time.perf_counter_ns() - start
+    with console.status("training by the plan …"):
+        is_equal = all(map(torch.equal, expected, _after_a_step(task, initial)))
+        trace, planned_time = _trace(task), _time(task)
+    path = output / f"{task.key}.json"
+    chainstay.save_plan(model, path)
+    plan = chainstay.load_plan(path)
+    solution = plan.solution
+    chainstay.unfit(model)
+    with console.status("training by torch's checkpoint_sequential …"):
+        segments, checkpoint_trace = _best_checkpoints(task, solution.budget)
+        checkpoint_time = _time(task, partial(_checkpointed, model, segments))
+    rows = [
+        ComparisonRow(
+            name="plain PyTorch",
+            predicted_peak=plan.plain_peak,
+            measured_peak=_peak(task, plain_trace),
+            predicted_time=plan.plain_time,
+            measured_time=plain_time,
         ),
-        Way("chainstay", planned, solution.schedule, is_optimal=solution.is_optimal),
+        ComparisonRow(
+            name=f"torch checkpoint ({segments})",
+            measured_peak=_peak(task, checkpoint_trace),
+            measured_time=checkpoint_time,
+        ),
+        ComparisonRow(
+            name="chainstay",
+            predicted_peak=solution.peak_bytes,
+            measured_peak=_peak(task, trace),
+            predicted_time=int(solution.makespan),
+            measured_time=planned_time,
+            is_optimal=solution.is_optimal,
+        ),
     ]
-    with console.status("training …"):
-        runs = [_run(task, way) for way in ways]
-        agrees = _same_step(task, planned)
-    outcomes = [
-        _outcome(measured, way, trace.peak_bytes, elapsed)
-        for way, (trace, elapsed) in zip(ways, runs, strict=True)
-    ]
-    console.print(comparison(task.name, solution.budget, outcomes))
+    console.print(comparison(task.name, solution.budget, plain_time, rows))
     console.print(
-        f"chainstay's plan: {solution.describe()}, found in {solution.solve_seconds:.2f} s for "
-        f"{stages} stages. Loss, gradients, buffers and random state equal to plain "
-        f"PyTorch: {'bit for bit' if agrees else '[red]NO[/]'}.\n"
+        f"chainstay's plan: {solution.describe()}. `fit` took {format_time(fitting_time)}. "
+        "Loss, gradients, buffers and random state equal to plain PyTorch: "
+        f"{'bit for bit' if is_equal else '[red]NO[/]'}. The plan: [bold]{path}[/]\n"
     )
-    trace, _ = runs[-1]
+    replay = plan.replay()
+    assert isinstance(replay, Replay), "nothing is moved to the host"
     return MemoryPanel(
         title=f"{task.name}\n{solution.describe()}",
-        planned=_replay(measured, solution.schedule),
-        plain_peak_bytes=_replay(measured, plain).peak_bytes,
+        planned=replay,
+        plain_peak_bytes=_peak(task, plain_trace),
         budget=solution.budget,
         measured_times=trace.times,
-        measured_bytes=[size + measured.profile.input_bytes for size in trace.bytes],
+        measured_bytes=[size + task.sample.nbytes for size in trace.bytes],
     )
 
 
-def _replay(measured: MeasuredChain, schedule: Schedule) -> Replay:
-    """What the schedule does here, every operation with its own overhead and time."""
-    profile, overheads = measured.costs_of(schedule)
-    return simulate(profile, schedule, discards="free", overheads=overheads)
+def _best_checkpoints(task: Task, budget: int) -> tuple[int, MemoryTrace]:
+    """The fewest segments within the budget, which rerun least, or those of the least peak."""
+    traces = {}
+    for segments in SEGMENTS:
+        traces[segments] = _trace(task, partial(_checkpointed, task.model, segments))
+        if _peak(task, traces[segments]) <= budget:
+            return segments, traces[segments]
+    return min(traces.items(), key=lambda found: found[1].peak_bytes)
 
 
-def best_segments(measured: MeasuredChain, budget: int) -> int:
-    """The segment count that is fastest within the budget, or smallest if none fits."""
-    stages = len(measured.profile)
-
-    def badness(segments: int) -> tuple[int, int]:
-        replay = _replay(measured, checkpoint_sequential(stages, segments))
-        return max(0, replay.peak_bytes - budget), replay.makespan
-
-    return min(range(1, stages), key=badness)
+def _peak(task: Task, trace: MemoryTrace) -> int:
+    """The most memory of a step, its input included."""
+    return trace.peak_bytes + task.sample.nbytes
 
 
-def _outcome(measured: MeasuredChain, way: Way, peak_bytes: int, elapsed: int) -> ComparisonRow:
-    profile, replay = measured.profile, _replay(measured, way.schedule)
-    forward_time = sum(stage.forward_time for stage in profile.stages)
-    return ComparisonRow(
-        name=way.name,
-        predicted_peak=replay.peak_bytes,
-        measured_peak=peak_bytes + profile.input_bytes,
-        predicted_time=replay.makespan,
-        measured_time=elapsed,
-        recomputed=(replay.makespan - profile.least_time) / forward_time,
-        is_optimal=way.is_optimal,
-    )
+def _trace(task: Task, forward: Forward | None = None) -> MemoryTrace:
+    """Memory of a training step."""
+    task.step(forward)  # the first one makes what lasts
+    return trace_memory(partial(task.step, forward), task.sample.device)
 
 
-def _run(task: Task, way: Way) -> tuple[MemoryTrace, int]:
-    """Memory of a training step, and the least time of a few, in ns.
+def _time(task: Task, forward: Forward | None = None) -> int:
+    """The least time of a few training steps, in ns.
 
     One thread that computes alone is timed by its own clock: others on its core do not count.
     """
     is_alone = not task.sample.is_cuda and torch.get_num_threads() == 1
     clock = time.thread_time_ns if is_alone else time.perf_counter_ns
-
-    def step() -> None:
-        task.model.zero_grad(set_to_none=False)
-        output = way.forward(task.sample)
-        task.loss(output).backward()
-
-    for parameter in task.model.parameters():  # the caller's: no budget covers them
-        parameter.grad = torch.zeros_like(parameter)
-    step()  # the first one traces
-    trace = trace_memory(step, task.sample.device)
     times: list[int] = []
     while len(times) < 2 or sum(times) < TIMED_NS:
         start = clock()
-        step()
+        task.step(forward)
         if task.sample.is_cuda:
             torch.cuda.synchronize()
         times.append(clock() - start)
-    return trace, min(times)
+    return min(times)
 
 
 def _checkpointed(model: nn.Sequential, segments: int, sample: torch.Tensor) -> torch.Tensor:
@@ -208,22 +214,16 @@ def _checkpointed(model: nn.Sequential, segments: int, sample: torch.Tensor) -> 
     return output
 
 
-def _same_step(task: Task, planned: nn.Module) -> bool:
-    """Whether a planned step gives what a plain one gives, to the last bit."""
-    before = copy.deepcopy(task.model.state_dict())
-    results = []
-    for forward in (task.model, planned):
-        task.model.load_state_dict(before)
-        task.model.zero_grad()
-        torch.manual_seed(SEED)
-        loss = task.loss(forward(task.sample))
-        loss.backward()
-        gradients = [parameter.grad for parameter in task.model.parameters()]
-        present = [gradient for gradient in gradients if gradient is not None]
-        values = [loss.detach(), *present, *task.model.buffers(), torch.get_rng_state()]
-        results.append([value.clone() for value in values])
-    mine, theirs = results
-    return len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
+def _after_a_step(task: Task, initial: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of what a step from the initial weights and buffers leaves behind."""
+    task.model.load_state_dict(initial)
+    task.model.zero_grad(set_to_none=False)
+    torch.manual_seed(SEED)
+    loss = task.step()
+    gradients = [parameter.grad for parameter in task.model.parameters()]
+    present = [gradient for gradient in gradients if gradient is not None]
+    values = [loss.detach(), *present, *task.model.buffers(), torch.get_rng_state()]
+    return [value.clone() for value in values]
 
 
 def _cross_entropy(targets: torch.Tensor, output: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import runpy
 import subprocess
@@ -9,12 +10,35 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch import distributed
+import torch
+from rich.console import Console
+from torch import distributed, nn
 
+import demo
 import zoo  # noqa: F401  # makes a torchvision for another torch harmless
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PEAKS = re.compile(r"peak of a step: plain ([\d.]+) MiB, planned ([\d.]+) MiB")
+
+
+def test_the_demonstration_says_what_was_planned_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a network with buffers and random draws, in place of the two that take minutes."""
+    monkeypatch.setattr(demo, "TIMED_NS", 10**6)
+    torch.manual_seed(0)
+    layers = [(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)]
+    model = nn.Sequential(*(module for layer in layers for module in layer))
+    task = demo.Task("net", "a net", model, torch.randn(64, 32), loss=torch.Tensor.mean)
+    console = Console(file=io.StringIO(), width=100)
+    panel = demo.demonstrate(task, "60%", tmp_path, console)
+    assert isinstance(console.file, io.StringIO)
+    printed = " ".join(console.file.getvalue().split())
+    assert "equal to plain PyTorch: bit for bit." in printed
+    assert re.search(r"plain PyTorch .* torch checkpoint \(\d\) – .* chainstay ", printed)
+    assert max(panel.measured_bytes) <= panel.planned.peak_bytes <= panel.budget
+    assert panel.budget < 0.7 * panel.plain_peak_bytes
+    assert (tmp_path / "net.json").is_file()
 
 
 @pytest.mark.long

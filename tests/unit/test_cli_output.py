@@ -83,15 +83,17 @@ def test_every_stage_has_a_row() -> None:
 def test_what_was_measured_is_shown_beside_what_was_planned() -> None:
     way = ComparisonRow(
         name="planned", predicted_peak=2**20, measured_peak=2**20, predicted_time=10**6,
-        measured_time=2 * 10**6, recomputed=0.5, is_optimal=True,
+        measured_time=3 * 10**6, is_optimal=True,
     )  # fmt: skip
     over = replace(way, name="other", measured_peak=2**20 + 2**10, is_optimal=False)
-    table = comparison("a net", 2**20, (way, over, replace(way, name="plain", is_optimal=None)))
+    other = replace(way, name="torch", predicted_peak=None, predicted_time=None, is_optimal=None)
+    table = comparison("a net", 2**20, 2 * 10**6, (way, over, other))
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
     console.print(table)
     assert isinstance(console.file, io.StringIO)
-    rows = [line for line in console.file.getvalue().splitlines() if "50%" in line]
+    rows = [line for line in console.file.getvalue().splitlines() if "+50.0 %" in line]
     assert [row.split()[-1] for row in rows] == ["yes", "no", "–"]
+    assert [row.count("–") for row in rows] == [0, 0, 3]
     red, green = "\x1b[31m", "\x1b[32m"
     assert [(red in row, green in row) for row in rows] == [
         (False, True), (True, False), (False, True),
