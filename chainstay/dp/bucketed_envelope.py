@@ -18,7 +18,7 @@ from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
 from chainstay.dp.step_functions import Buffer, Cutoff, StepFunction, StepSum, breakpoint_at
 
-_LEAST_BUCKETS: Final = 4096
+_LEAST_BUCKETS: Final = 1024
 _BUCKETS_PER_BREAKPOINT: Final = 4
 _FIRST_ENTRIES: Final = 1024
 

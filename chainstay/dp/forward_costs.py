@@ -252,28 +252,28 @@ def _dropped(stages: tuple[Stage, ...], *, is_first: bool) -> Array:
 
 def _ways(profile: ChainProfile, arrays: ChainArrays, s: int) -> Iterator[tuple[_Way, _Way]]:
     """Yield every way to keep stage s on, in a first run and in a later one."""
-    gradient = int(arrays.gradient[s])
-    for number, option in enumerate(profile.stages[s].all_options):
+    stages, gradient = profile.stages, int(arrays.gradient[s])
+    for number, option in enumerate(stages[s].all_options):
         end, saved = s + option.stages, option.saved_bytes
-        buffers = sum(
-            stage.environment_bytes - stage.random_bytes for stage in profile.stages[s:end]
-        )
+        buffers = sum([stage.environment_bytes - stage.random_bytes for stage in stages[s:end]])
         backward = saved + option.backward_overhead_bytes + gradient + profile.gradient_bytes(end)
         for skip in profile.skips:  # a gradient that passes through counts once
             if skip.first <= s < end <= skip.last:
                 backward -= skip.gradient_bytes
-        first, again = (
-            _Way(
-                end=end,
-                saved=saved + beside,
-                time=run.total_time,
-                forward=saved + run.overhead_bytes,
-                backward=backward + beside,
-                number=number,
-            )
-            for run, beside in zip(option.runs, (0, buffers), strict=True)
+        first, again = option.runs
+        way = _Way(end, saved, first.total_time, saved + first.overhead_bytes, backward, number)
+        if again is first and not buffers:
+            yield way, way
+            continue
+        yield (
+            way,
+            way._replace(
+                saved=saved + buffers,
+                time=again.total_time,
+                forward=saved + again.overhead_bytes,
+                backward=backward + buffers,
+            ),
         )
-        yield first, again
 
 
 def _transit(fresh: Array, overhead: Array, environments: Array) -> Array:
