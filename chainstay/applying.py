@@ -26,6 +26,7 @@ from chainstay.plans import Cut, Fingerprint, OptionChoice, Plan, load_plan
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, JoinProfile, OffloadProfile
+from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
@@ -38,7 +39,7 @@ from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.staged_join import StagedJoin, parts_of, staged
-from chainstay.runtime.measures.blocks.around_blocks import Around
+from chainstay.runtime.measures.blocks.around_blocks import Around, UnreachedBlocksError
 from chainstay.runtime.measures.blocks.block_costs import unmeasured_blocks
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import effects_of, measuring
@@ -272,9 +273,11 @@ class _AppliedPlan:
 
         Raises:
             PlanMismatchError: The plan is for something else.
+            UnreachedBlocksError: The plan has all blocks but some.
         """
         plan, device, call = self.plan, around.device, around.host.call
         self._require_model(call, device)
+        self._require_reached(around.chain)
         self._require_stages(call, device, around.chain.chain_stages)
         chain = unmeasured_blocks(around, _chosen_options(plan, plan.stages))
         schedule = BlockSchedule.from_schedule(around.chain, chain, plan.solution.schedule)
@@ -290,6 +293,14 @@ class _AppliedPlan:
             )
         present = fingerprint_of(call, device)
         _require_equal(replace(self.plan.fingerprint, stages={}), present)
+
+    def _require_reached(self, blocks: BlockChain) -> None:
+        """Refuse blocks that the plan leaves out, as no gradient of its loss reaches them."""
+        planned = {stage.name for stage in self.plan.stages.stages}
+        names = [stage.name for stage in blocks.stages]
+        others = [name for name in names if name not in planned]
+        if others and len(names) - len(others) in (len(planned), len(planned) - 1):  # or the loss
+            raise UnreachedBlocksError(f"the plan does not have {', '.join(others)}", others)
 
     def _require_stages(
         self, call: Call, device: torch.device, stages: tuple[ChainStage, ...]

@@ -21,6 +21,7 @@ from chainstay.fitting.front import settings_of
 from chainstay.fitting.planner import Planner, PlannerSettings
 from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.runtime.capture.dynamo import GraphForward, UnplannedGraphError
+from chainstay.runtime.execute.repeatable import other_bits_accepted
 
 
 @dataclass(slots=True)
@@ -37,12 +38,13 @@ class _Compiled:
             device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
             settings = settings_of(device, **self.options)
             self.planner = Planner("model", settings, SolvedPlans(settings))
-        return self.planner.plan_graph(forward, inputs, None)
+        with other_bits_accepted.set_to(value=not self.planner.settings.bit_for_bit):
+            return self.planner.plan_graph(forward, inputs, None)
 
 
 _OPTIONS: Final = (
     signature(settings_of).parameters.keys() | {field.name for field in fields(PlannerSettings)}
-) - {"device", "others", "memory", "loss", "by"}
+) - {"device", "others", "memory", "loss", "by", "reserve"}
 _COMPILED: Final[dict[int, _Compiled]] = {}
 """By the identity of the options, which each use of torch.compile has of its own."""
 
@@ -58,14 +60,14 @@ def chainstay_backend(
     Args:
         graph: The graph of one whole forward.
         inputs: The inputs of the call that it was traced on.
-        options: ``budget``, and other arguments of `chainstay.fit` but for the sample, ``loss``
-            and ``by``.
+        options: ``budget``, and other arguments of `chainstay.fit` but for the sample, ``loss``,
+            ``by`` and ``reserve``.
 
     Raises:
         UnsupportedModelError: The graph is part of a forward only, no budget is given, or an
             option that there is not.
     """
-    if not options or "budget" not in options:
+    if not options or options.get("budget") is None:
         raise UnsupportedModelError(
             "the backend 'chainstay' needs a budget: torch.compile(model, backend='chainstay', "
             "options={'budget': '8GiB'})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -26,12 +26,13 @@ from chainstay.runtime.capture.blocks.entrances import (
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.cuts.stage_names import modules_around
-from chainstay.runtime.capture.dynamo import NothingToPlanError
+from chainstay.runtime.capture.dynamo import MOST_SHAPES, NothingToPlanError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
+from chainstay.runtime.measures.blocks.around_blocks import UnreachedBlocksError
 from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks, peak_around
 from chainstay.runtime.measures.progress import say
 
@@ -45,47 +46,29 @@ _MOST_KNOWN: Final = 64
 """Numbers or shapes whose blocks are looked at, for calls that are otherwise alike."""
 
 
-@dataclass(slots=True)
-class _Numbers:
-    """The kinds of calls that differ in numbers only.
-
-    Attributes:
-        kinds: The kinds, by numbers.
-        in_vain: How many new numbers in a row had blocks that there was a plan for.
-    """
-
-    kinds: dict[Hashable, _Kind] = field(default_factory=dict)
-    in_vain: int = 0
-
-    def kind(self, numbers: Hashable) -> _Kind | None:
-        """Return the kind of calls with these numbers, the latest kind where none matter."""
-        may_matter = self.in_vain < _MOST_IN_VAIN and len(self.kinds) < _MOST_KNOWN
-        if may_matter or numbers in self.kinds:
-            return self.kinds.get(numbers)
-        return list(self.kinds.values())[-1]
+_Known = TypeVar("_Known")
 
 
 @dataclass(slots=True)
-class _Shapes:
-    """The kinds of calls that differ in shapes beside their largest tensor, as boxes in images do.
+class _Variants(Generic[_Known]):
+    """What is known of calls that differ in one respect only: in shapes or in numbers.
 
     Attributes:
-        numbers: The kinds, by all shapes.
-        in_vain: How many new shapes in a row had blocks that there was a plan for.
-        most: The most numbers that the tensors of a call had whose blocks were looked at.
+        known: What is known, by the shapes or the numbers.
+        in_vain: How many new ones in a row had blocks that there was a plan for.
+        largest: The most elements that the tensors of a call had whose blocks were looked at.
     """
 
-    numbers: dict[Hashable, _Numbers] = field(default_factory=dict)
+    known: dict[Hashable, _Known] = field(default_factory=dict)
     in_vain: int = 0
-    most: int = 0
+    largest: int = 0
 
-    def like(self, call: Call) -> _Numbers | None:
-        """Return the kinds of calls with such shapes, the latest ones where none matter."""
-        shapes = _shapes_of(call)
-        may_matter = self.in_vain < _MOST_IN_VAIN and len(self.numbers) < _MOST_KNOWN
-        if may_matter or shapes in self.numbers or _size_of(call) > self.most:
-            return self.numbers.get(shapes)
-        return list(self.numbers.values())[-1]
+    def find(self, key: Hashable, size: int = 0) -> _Known | None:
+        """Return what is known for `key`, or of the latest one where new ones do not matter."""
+        may_matter = self.in_vain < _MOST_IN_VAIN and len(self.known) < _MOST_KNOWN
+        if may_matter or key in self.known or size > self.largest:
+            return self.known.get(key)
+        return list(self.known.values())[-1]
 
 
 @dataclass(slots=True)
@@ -108,21 +91,24 @@ class BlockForward:
         device: The model's device.
         reason: Why it goes by blocks, for people.
         graphs: The graphs of its blocks.
-        alike: Kinds of calls, by training mode, autocast, and what the arguments are.
+        alike: Kinds of calls: by training mode, autocast and the largest tensor, then by all
+            shapes, then by numbers.
         known: Plans by the graphs of the blocks.
         peaks: The most bytes that a step took outside of these blocks when they were planned.
         lists: The children of the lists that blocks are in, and of all modules around these, and
             what torch.compile has made of them, when a plan was made last.
+        unreached: Paths of modules that no gradient of the loss reaches.
     """
 
     planner: Planner
     device: torch.device
     reason: str
     graphs: BlockGraphs = field(init=False)
-    alike: dict[Hashable, _Shapes] = field(default_factory=dict)
+    alike: dict[Hashable, _Variants[_Variants[_Kind]]] = field(default_factory=dict)
     known: dict[Hashable, PlannedBlocks] = field(default_factory=dict)
     peaks: dict[Hashable, int] = field(default_factory=dict)
     lists: dict[nn.Module, tuple[object, ...]] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.graphs = BlockGraphs(self.planner.name, self.device)
@@ -165,8 +151,8 @@ class BlockForward:
                 kind.planned = planned
 
     def _kinds(self) -> list[_Kind]:
-        groups = (numbers for shapes in self.alike.values() for numbers in shapes.numbers.values())
-        return [kind for numbers in groups for kind in numbers.kinds.values()]
+        groups = (numbers for shapes in self.alike.values() for numbers in shapes.known.values())
+        return [kind for numbers in groups for kind in numbers.known.values()]
 
     def open_entrances(self, model: nn.Module) -> None:
         """Let calls of the blocks that there are plans for be run by these, and others be seen."""
@@ -186,23 +172,24 @@ class BlockForward:
             for known in self._kinds():
                 known.is_outgrown = known.planned is not None
         similar = self.alike.get(self._look_of(call))
-        alike = None if similar is None else similar.like(call)
-        kind = None if alike is None else alike.kind(_numbers_of(call))
+        alike = None if similar is None else similar.find(_shapes_of(call), _size_of(call))
+        kind = None if alike is None else alike.find(_numbers_of(call))
         return None if kind is None or kind.is_outgrown else kind
 
     def plan_for(self, call: Call) -> _Kind:
         """Return the kind of `call`, with a plan unless it goes by none."""
-        similar = self.alike.setdefault(self._look_of(call), _Shapes())
-        alike, numbers = similar.like(call), _numbers_of(call)
+        similar = self.alike.setdefault(self._look_of(call), _Variants())
+        shapes, size, numbers = _shapes_of(call), _size_of(call), _numbers_of(call)
+        alike = similar.find(shapes, size)
         if alike is None:
-            alike = similar.numbers[_shapes_of(call)] = _Numbers()
-            similar.most = max(similar.most, _size_of(call))
-        kind = alike.kind(numbers)
-        if kind is None and alike.kinds:
-            kind = alike.kinds[numbers] = self._kind_of_numbers(call, alike)
+            alike = similar.known[shapes] = _Variants()
+            similar.largest = max(similar.largest, size)
+        kind = alike.find(numbers)
+        if kind is None and alike.known:
+            kind = alike.known[numbers] = self._kind_of_numbers(call, alike)
         elif kind is None:
             plans = len(self.planner.plans)
-            kind = alike.kinds[numbers] = _Kind(self._planned(call, is_new=True))
+            kind = alike.known[numbers] = _Kind(self._planned(call, is_new=True))
             is_known = kind.planned is not None and len(self.planner.plans) == plans
             similar.in_vain = similar.in_vain + 1 if is_known else 0
         elif kind.is_outgrown:
@@ -213,11 +200,12 @@ class BlockForward:
                     kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
                 kind.planned = planned or kind.planned
             kind.is_outgrown = False
+            self.open_entrances(call.model)  # the lists as they are now
         return kind
 
-    def _kind_of_numbers(self, call: Call, alike: _Numbers) -> _Kind:
+    def _kind_of_numbers(self, call: Call, alike: _Variants[_Kind]) -> _Kind:
         """Return the kind of a call whose numbers are new; its blocks may be others."""
-        planned, plans = list(alike.kinds.values())[-1].planned, len(self.planner.plans)
+        planned, plans = list(alike.known.values())[-1].planned, len(self.planner.plans)
         if planned is not None:
             with suppress(UnsupportedModelError):  # too few blocks: the plan before holds for them
                 planned = self._planned(call, is_new=False) or planned
@@ -227,17 +215,31 @@ class BlockForward:
     def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
         """Return a plan for the blocks of `call`: a known one, or else a new one.
 
-        ``None`` if there is nothing to plan, or if blocks that there was a plan for now save more
-        than the budget has room for.
+        ``None`` if there is nothing to plan, if new shapes run plainly, or if blocks that there was
+        a plan for now save more than the budget has room for.
         """
-        planner, shapes = self.planner, listed_shapes(call.tensors)
-        if is_new and not planner.admits(shapes):
+        if is_new and not self.planner.admits(listed_shapes(call.tensors)):
             return None
         host = Host(call, self.device)
-        try:
-            around = find_blocks(host, self.graphs)
-        except NothingToPlanError:
-            return None
+        while True:
+            unreached = self.unreached
+            try:
+                return self._planned_blocks(host, is_new=is_new)
+            except NothingToPlanError:
+                return None
+            except UnreachedBlocksError as refusal:  # these run by themselves from now on
+                self.unreached = (*unreached, *refusal.names)
+
+    def _planned_blocks(self, host: Host, *, is_new: bool) -> PlannedBlocks | None:
+        """Return a plan for the blocks of a model; see `_planned`.
+
+        Raises:
+            NothingToPlanError: Nothing that the model returns has a gradient.
+            UnreachedBlocksError: No gradient of the loss reaches some blocks.
+        """
+        planner, call = self.planner, host.call
+        shapes = listed_shapes(call.tensors)
+        around = find_blocks(host, self.graphs, self.unreached)
         key = around.chain.key
         known = self.known.get(key)
         # Processes that share parameters would not agree about the bytes.
@@ -260,6 +262,10 @@ class BlockForward:
             key = blocks.key
             self.known.pop(key, None)  # the plan made last is at the end
             self.known[key], self.peaks[key] = replace(planned, origin=origin), peak
+            if len(self.known) > MOST_SHAPES:
+                oldest = next(iter(self.known))
+                del self.known[oldest], self.peaks[oldest]
+                self.alike.clear()
             planner.add(self.known[key], shapes, call, self.device)
         self.open_entrances(call.model)
         return self.known[key]

@@ -48,15 +48,13 @@ def is_share(budget: Budget) -> bool:
     return isinstance(budget, float | Fraction)
 
 
-def require_budget(model: nn.Module, budget: object, reserve: int) -> None:
+def require_budget(budget: object) -> None:
     """Refuse what is no budget for any profile, before anything is measured."""
-    if budget is None:
-        free_bytes(model, reserve)
-    elif isinstance(budget, float | Fraction):
+    if isinstance(budget, float | Fraction):
         if not 0 < budget <= 1:
             raise InvalidBudgetError(
                 f"budget is {budget!r}; a number with a fraction is a share of plain training, "
                 "above 0 and up to 1 (write whole bytes or '8GiB' otherwise)"
             )
-    else:
+    elif budget is not None:
         budget_bytes(_ANY_PROFILE, budget)  # type: ignore[arg-type]  # it looks for itself

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
 import torch
@@ -13,7 +13,6 @@ from torch import nn
 from chainstay.errors import InvalidBudgetError, UnsupportedModelError
 from chainstay.fitting.budgets import Budget, require_budget
 from chainstay.fitting.fitted import Fitted, fitted_of, require_fitted
-from chainstay.fitting.measured_graph import MeasuredGraph
 from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
 from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.fitting.strategies.memory_options import MemoryOptions
@@ -22,7 +21,7 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
-from chainstay.runtime.devices.device_memory import plain_bytes
+from chainstay.runtime.devices.device_memory import free_bytes, plain_bytes
 from chainstay.runtime.measures.measured import require_repeats
 from chainstay.runtime.measures.progress import say
 from chainstay.runtime.stage.loss_stage import require_loss
@@ -158,7 +157,6 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     """
     require_model(model)
     require_module_and_tuple(model, sample_args)
-    require_budget(model, budget, plain_bytes("reserve", reserve))
     settings = settings_of(
         _device_of(model),
         budget=budget,
@@ -178,8 +176,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         progress=progress,
         cache=cache,
     )
-    measured = _measured_by(fitted_of(model), settings)
-    fitted = Fitted(model, settings, SolvedPlans(settings, measured=measured))
+    if budget is None:
+        free_bytes(model, settings.reserve)
+    fitted = Fitted(model, settings, _solver_for(fitted_of(model), settings))
     if sample_args or sample_kwargs:
         if not model.training:
             say(
@@ -203,6 +202,7 @@ def settings_of(  # noqa: PLR0913  # those of `fit`
     **others: Any,
 ) -> PlannerSettings:
     """Return the arguments of `fit`, looked through; its errors, as far as they need no model."""
+    require_budget(others["budget"])
     settings = PlannerSettings(
         memory=MemoryOptions.of(
             recompute=recompute, offload=offload, link=link, host_budget=host_budget, device=device
@@ -278,14 +278,15 @@ def require_model(model: object) -> None:
         )
 
 
-def _measured_by(fitted: Fitted | None, settings: PlannerSettings) -> dict[Hashable, MeasuredGraph]:
-    """Return the measures of a model that is fitted again, if it was measured in the same way."""
+def _solver_for(fitted: Fitted | None, settings: PlannerSettings) -> SolvedPlans:
+    """Return a maker of plans; it has what was measured where a model is fitted again alike."""
+    solver = SolvedPlans(settings)
     if fitted is None or not isinstance(fitted.planner.maker, SolvedPlans):
-        return {}
-    before = fitted.settings
-    names = ("loss", "granularity", "stage_options")
-    is_same = all(getattr(before, name) == getattr(settings, name) for name in names)
-    return dict(fitted.planner.maker.measured) if is_same else {}
+        return solver
+    before, names = fitted.planner.maker, ("loss", "granularity", "stage_options")
+    if all(getattr(fitted.settings, name) == getattr(settings, name) for name in names):
+        solver.measured, solver.loss_costs = dict(before.measured), before.loss_costs
+    return solver
 
 
 def _require_choice(name: str, given: object, known: tuple[str, ...]) -> None:

@@ -33,10 +33,9 @@ from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.account import Account
-from chainstay.runtime.measures.blocks.around_blocks import Around, UnreachedBlocksError
+from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import (
     MeasuredBlocks,
-    find_blocks,
     measure_blocks,
     with_loss,
 )
@@ -144,11 +143,7 @@ class SolvedPlans:
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
         """Plan blocks; all processes that share parameters get the same plan or refusal."""
-        try:
-            found, measured = self.measure_blocks(around, is_first=is_first)
-        except UnreachedBlocksError as refusal:
-            around = find_blocks(around.host, around.graphs, refusal.names)
-            found, measured = self.measure_blocks(around, is_first=is_first)
+        found, measured = self.measure_blocks(around, is_first=is_first)
         model = found.host.model
         budget = min(gathered(model, self._budget(model, measured)))
 

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 import chainstay
+from chainstay.fitting.measured import measure_model
+from chainstay.fitting.planner import PlannerSettings
+from models import Perceptron
 from sgd_steps import peak_of_step
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from zoo import loss_of
@@ -254,7 +258,8 @@ class Predicting(nn.Module):
             nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(2)
         )
 
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x: torch.Tensor, step: int = 0) -> dict[str, torch.Tensor]:
+        del step
         for block in self.encoder:
             x = block(x)
         predicted = x * (1 + x.norm().item())
@@ -263,22 +268,60 @@ class Predicting(nn.Module):
         return {"encoded": x, "predicted": predicted}
 
 
-def test_blocks_that_the_loss_does_not_depend_on_run_by_themselves() -> None:
+def loss_of_encoder(output: dict[str, torch.Tensor]) -> torch.Tensor:
+    return output["encoded"].square().mean()
+
+
+def test_blocks_that_the_loss_does_not_depend_on_run_by_themselves(tmp_path: Path) -> None:
+    """In every call, and where the plan comes from a file."""
     torch.manual_seed(0)
-    model, x = Predicting(), torch.randn(16, 8)
-    plain = copy.deepcopy(model)
-
-    def loss(output: dict[str, torch.Tensor]) -> torch.Tensor:
-        return output["encoded"].square().mean()
-
-    chainstay.fit(model, (x,), budget="85%", loss=loss, repeats=1)
+    plain, x = Predicting(), torch.randn(16, 8)
+    model, other = copy.deepcopy(plain), copy.deepcopy(plain)
+    chainstay.fit(model, (x,), budget="85%", loss=loss_of_encoder, repeats=1)
     assert "by blocks (encoder.0 to encoder.3)" in str(shown(model))
     assert recomputes(model) or keeps_in_part(model)
+    chainstay.save_plan(model, tmp_path / "plan.json")
+    chainstay.apply_plan(other, (x,), plan=tmp_path / "plan.json")
+    for step in range(3):
+        for one in (plain, model, other):
+            loss_of_encoder(one(x, step)).backward()
+    assert len(shown(model).plans) == 1
+    expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for one in (model, other):
+        for name, parameter in one.named_parameters():
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=0)
+
+
+def test_blocks_that_the_loss_does_not_depend_on_are_not_measured() -> None:
+    settings = PlannerSettings(loss=loss_of_encoder, repeats=1, progress=False)
+    measured = measure_model(Predicting(), (torch.randn(16, 8),), {}, settings)
+    assert len(measured.costs.account.stages) == 4 + 1  # the loss is one
+
+
+class Gauged(nn.Module):
+    """Modules that are no list, and one whose output is only read as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three, self.gauge = (Perceptron(8, 0.0) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 1 + self.gauge(x).detach().norm().item()
+        made: torch.Tensor = self.three(self.two(self.one(x) / scale))
+        return made
+
+
+def test_a_model_without_lists_may_have_modules_that_get_no_gradient() -> None:
+    torch.manual_seed(0)
+    plain, x = Gauged(), torch.randn(64, 8)
+    model = chainstay.fit(
+        copy.deepcopy(plain), (x,), budget="90%", loss=loss_of, repeats=1, progress=False
+    )
+    assert "by blocks" in str(shown(model))
     for one in (plain, model):
-        loss(one(x)).backward()
-    found, expected = ({n: p.grad for n, p in one.named_parameters()} for one in (model, plain))
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=0, atol=0)
+        loss_of(one(x)).backward()
+    for parameter, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=0, atol=0)
 
 
 class DropPath(nn.Module):

@@ -103,6 +103,15 @@ def test_other_bits_are_accepted_where_that_is_asked_for(by: str) -> None:
 
 
 @pytest.mark.usefixtures("_noise")
+def test_other_bits_are_accepted_under_torch_compile() -> None:
+    torch._dynamo.reset()
+    options: Any = {"budget": "100%", "bit_for_bit": False, "repeats": 1, "progress": False}
+    model = Scatters()
+    torch.compile(model, backend="chainstay", options=options)(torch.randn(64, 16)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.usefixtures("_noise")
 @pytest.mark.parametrize("_noise", [0.1], indirect=True)
 def test_other_numbers_are_refused_all_the_same() -> None:
     with pytest.raises(UnsupportedModelError, match="when it runs again"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,21 +212,51 @@ def test_blocks_with_more_memory_around_them_are_planned_anew() -> None:
         model(X, has_auxiliary=True)
 
 
-def test_numbers_that_change_no_blocks_are_not_looked_at_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = chainstay.fit(Repeated(), budget=40_000, loss=loss_of, repeats=1, by="blocks")
-    looks: list[Host] = []
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
+    """The calls whose blocks are looked for."""
+    found: list[Host] = []
 
-    def look(host: Host, graphs: BlockGraphs) -> Around:
-        looks.append(host)
-        return find_blocks(host, graphs)
+    def look(host: Host, graphs: BlockGraphs, unreached: Sequence[str]) -> Around:
+        found.append(host)
+        return find_blocks(host, graphs, unreached)
 
     monkeypatch.setattr(blocks, "find_blocks", look)
+    return found
+
+
+def test_numbers_that_change_no_blocks_are_not_looked_at_for_ever(looks: list[Host]) -> None:
+    model = chainstay.fit(Repeated(), budget=40_000, loss=loss_of, repeats=1, by="blocks")
     for step in range(12):
         loss_of(model(X, 1, step=step)).backward()
     assert len(looks) == 9  # the first call and eight in vain
     assert len(shown(model).plans) == 1
+
+
+class Whole(nn.Module):
+    """A block without modules inside, which could be stages in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(64, 16) / 8)
+        self.down = nn.Parameter(torch.randn(16, 64) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(torch.tanh(nn.functional.linear(x, self.up)), self.down)
+
+
+def test_a_list_that_became_too_short_is_looked_at_once(looks: list[Host]) -> None:
+    plain = nn.Sequential(Whole(), Whole(), Whole())
+    model = chainstay.fit(copy.deepcopy(plain), budget="90%", loss=loss_of, by="blocks")
+    for _ in range(4):
+        for one in (plain, model):
+            one.zero_grad()
+            loss_of(one(X)).backward()
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        for parameter, expected in pairs:
+            torch.testing.assert_close(parameter.grad, expected.grad, rtol=0, atol=0)
+        del model[1:], plain[1:]
+    assert len(looks) == 2
 
 
 @pytest.mark.parametrize("decided", [without_gradients, with_dropout])
@@ -254,16 +284,10 @@ class Boxes(nn.Module):
         return x * (1 + boxes.sum() / (1 + len(boxes)))
 
 
-def test_shapes_that_change_no_blocks_are_not_looked_at_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_shapes_that_change_no_blocks_are_not_looked_at_for_ever(looks: list[Host]) -> None:
     torch.manual_seed(0)
-    plain, looks = Boxes(), list[Host]()
+    plain = Boxes()
     model = chainstay.fit(copy.deepcopy(plain), budget="80%", loss=loss_of, repeats=1, by="blocks")
-
-    def look(host: Host, graphs: BlockGraphs) -> Around:
-        looks.append(host)
-        return find_blocks(host, graphs)
 
     def step(rows: int, count: int) -> int:
         call = torch.randn(rows, 8), torch.randn(count, 4)
@@ -273,7 +297,6 @@ def test_shapes_that_change_no_blocks_are_not_looked_at_for_ever(
         assert torch.equal(*outputs)
         return len(looks)
 
-    monkeypatch.setattr(blocks, "find_blocks", look)
     assert [step(64, 20 - count) for count in range(12)] == [*range(1, 10), 9, 9, 9]
     assert step(64, 21) == 10, "more boxes than ever may need more memory"
     assert len(shown(model).plans) == 1

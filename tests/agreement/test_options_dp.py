@@ -98,6 +98,18 @@ def test_least_budgets_count_the_environments_that_are_there() -> None:
         assert least_budget(chain) == persistent_least_budget(chain) == least
 
 
+def test_buffers_count_in_later_runs_that_cost_what_first_ones_do() -> None:
+    """They are saved once more; without that, 27 bytes would do."""
+    stages = (
+        Stage(output_bytes=1, saved_bytes=6, gradient_bytes=2, environment_bytes=6),
+        Stage(output_bytes=3, saved_bytes=3, gradient_bytes=6),
+        Stage(output_bytes=4, saved_bytes=9, gradient_bytes=1, environment_bytes=1),
+        Stage(output_bytes=4, saved_bytes=5, gradient_bytes=3, environment_bytes=6),
+    )
+    chain = ChainProfile(input_bytes=2, input_gradient_bytes=0, stages=stages)
+    assert least_budget(chain) == persistent_least_budget(chain) == 28
+
+
 @pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(chains(max_stages=4, families=OPTION_FAMILIES), st.integers(0, 60))

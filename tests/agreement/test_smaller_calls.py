@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 import chainstay
-from chainstay.fitting import planner, solved_plans
+from chainstay.fitting import blocks, planner, solved_plans
 from chainstay.runtime.capture import dynamo, tracing
 from chainstay.runtime.measures.measured import measure_subject
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
 from chainstay.runtime.stage.staged_graph import PlannedGraph
+from models import Perceptron
 from option_families import FAMILIES, Language
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from twins import peak_of
@@ -143,6 +144,39 @@ def test_any_number_of_shapes_is_planned(
     assert len(shown(model).plans) == 40
     told = capsys.readouterr().err
     assert told.count("32 plans are kept") == 1
+
+
+@pytest.mark.parametrize("budgets", [("70%",), ("70%", "60%")])
+def test_smaller_calls_are_planned_where_the_loss_holds_targets(budgets: tuple[str, ...]) -> None:
+    """Those of the first batch; a model that is fitted again has what the loss cost there."""
+    x, targets = torch.randn(32, 16), torch.randn(32, 16)
+    layers = [(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(6)]
+    model = nn.Sequential(*(module for layer in layers for module in layer))
+    plain = copy.deepcopy(model)
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return (output - targets).square().mean()
+
+    for budget in budgets:
+        chainstay.fit(model, (x,), budget=budget, loss=loss, repeats=1, progress=False)
+    for one in (plain, model):
+        one(x[:16]).sum().backward()
+    for parameter, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=0, atol=0)
+
+
+def test_the_oldest_plans_by_blocks_are_let_go(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (blocks, planner):
+        monkeypatch.setattr(module, "MOST_SHAPES", 3)
+    model = nn.Sequential(*(Perceptron(16, 0.1) for _ in range(3)))
+    chainstay.fit(model, budget="100%", repeats=1, by="blocks")
+    for rows in (8, 7, 6, 5, 8, 5):
+        model(torch.randn(rows, 16)).sum().backward()
+    told = capsys.readouterr().err
+    assert [told.count(f"planned for ({rows}, 16)") for rows in (8, 7, 6, 5)] == [2, 1, 1, 1]
+    assert len(shown(model).plans) == 3
 
 
 def test_the_oldest_plans_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

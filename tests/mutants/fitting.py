@@ -118,15 +118,15 @@ _EXTRACTION: Final = (
         "agreement/test_fit_opened_blocks.py::test_blocks_that_differ_in_a_rate",
     ),
     Mutant(
-        "fitting/solved_plans.py",
-        "            around = find_blocks(around.host, around.graphs, refusal.names)\n",
-        "            raise\n",
+        "fitting/blocks.py",
+        "                self.unreached = (*unreached, *refusal.names)\n",
+        "                raise\n",
         "agreement/test_fit_opened_blocks.py"
         "::test_blocks_that_the_loss_does_not_depend_on_run_by_themselves",
     ),
     Mutant(
         "fitting/blocks.py",
-        " or _size_of(call) > self.most",
+        " or size > self.largest",
         "",
         "agreement/test_numbers_of_calls.py"
         "::test_shapes_that_change_no_blocks_are_not_looked_at_for_ever",

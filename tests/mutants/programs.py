@@ -9,9 +9,10 @@ from mutants.mutant import Mutant
 MUTANTS: Final = (
     Mutant(
         "dp/forward_costs.py",
-        "zip(option.runs, (0, buffers), strict=True)",
-        "zip(option.runs, (0, 0), strict=True)",
-        "agreement/test_options_dp.py::test_least_budgets_count_the_environments_that_are_there",
+        "if again is first and not buffers:",
+        "if again is first:",
+        "agreement/test_options_dp.py"
+        "::test_buffers_count_in_later_runs_that_cost_what_first_ones_do",
     ),
     Mutant(
         "dp/forward_costs.py",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed  # what torch makes of a backend's error
 
-from chainstay.errors import InfeasibleBudgetError
+from chainstay.errors import InfeasibleBudgetError, InvalidBudgetError
 from chainstay.runtime import trace_memory
 
 X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16).sin()
@@ -80,11 +80,13 @@ def test_the_model_s_input_counts_and_its_shape_is_told(
 
 def test_a_budget_is_needed_and_must_be_feasible() -> None:
     model = make_model()
-    for options in ({}, {"loss": None}):
+    for options in ({}, {"loss": None}, {"budget": None}):
         with pytest.raises(BackendCompilerFailed, match="backend 'chainstay' needs a budget"):
             compiled(model, **options)(X)
     with pytest.raises(InfeasibleBudgetError):
         compiled(model, budget=100)(X)
+    with pytest.raises(InvalidBudgetError, match=r"budget is 2\.5"):
+        compiled(model, budget=2.5)(X)
     with pytest.raises(
         BackendCompilerFailed, match=r"no option 'colour'; it has bit_for_bit, budget, .*repeats"
     ):

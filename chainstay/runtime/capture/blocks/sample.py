@@ -102,7 +102,7 @@ def sample_blocks(
         UnsupportedModelError: There are no two blocks that can be run as stages.
     """
     lists = {container_of(path) for path, _ in listed_children(host.model)}
-    unfit = dict(unfit)
+    unreached, unfit = frozenset(unfit), dict(unfit)
     opened: set[str] = set()
     paths: list[str] = []
     trained: list[bool] = []
@@ -112,7 +112,7 @@ def sample_blocks(
         )
     while True:
         chosen = choose_calls(recorded, lists, unfit, opened)
-        if len(chosen) < 2 and opens and opened == unfit.keys():
+        if len(chosen) < 2 and opens and opened | unreached == unfit.keys():
             chosen = choose_calls(recorded, lists, unfit, opened | {""})
         if len(chosen) < 2:
             if not any(trained):
