@@ -125,7 +125,7 @@ def planned_as_plan(
         "plain_peak": planned.plain_peak,
     }
     if isinstance(planned, PlannedJoin):
-        return Plan(profile=planned.profile, keep=planned.keep, **about)
+        return Plan(profile=planned.profile, keep=planned.profile.keeps_input_gradients, **about)
     chain = planned.profile
     if isinstance(solution, OffloadSolution):
         return Plan(profile=moved_profile(solution, chain), chain=chain, **about)

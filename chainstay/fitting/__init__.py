@@ -1,4 +1,4 @@
-"""The one call, `fit`: extract, measure, solve, execute.
+"""`fit`: capture a model's stages, measure and solve them, and rehearse the plan.
 
 =====================  =======================================================
 `front`                `fit` and `unfit`, and what they refuse

@@ -37,7 +37,7 @@ from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blo
 from chainstay.runtime.measures.progress import say
 
 _MOST_LOOKS: Final = 8
-"""How often a kind of call is looked at anew, and told of, for other blocks than before."""
+"""How often calls of one kind are planned again because they ran other blocks."""
 
 _MOST_IN_VAIN: Final = 8
 """New numbers or shapes in a row without a new plan, after which such are no longer looked at."""

@@ -55,7 +55,7 @@ from chainstay.runtime.measures.progress import say
 from chainstay.solution import Solution
 
 _PLANNING: Final = RLock()
-"""One thread at a time looks at clocks."""
+"""Held while a call is planned: stages are timed, and two threads would disturb each other."""
 
 
 class _CachesNeededError(Exception):
@@ -144,7 +144,7 @@ class Fitted:
                 raise error  # noqa: B904  # as the model raises it, with its own cause
 
     def use(self, planned: AnyPlanned) -> None:
-        """Go by another plan of the same stages wherever the plan made last was gone by."""
+        """Replace the plan made last by another plan of the same stages."""
         if isinstance(planned, PlannedBlocks):
             assert self._blocks is not None, "blocks were planned last"
             self._blocks.use(planned)

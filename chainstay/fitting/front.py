@@ -1,4 +1,4 @@
-"""The one call: capture, measure, solve, rehearse."""
+"""`fit`: capture a model's stages, measure and solve them, and rehearse the plan."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     bits without, as attention with dropout may: then the plan has them, too, and tells that.
 
     The plan is the fastest of keeping all, recomputing only, offloading only, and both, as
-    far as each fits, by times that the referee has counted; of a model whose branches meet,
+    far as each fits, by simulated times; of a model whose branches meet,
     also of planning each branch apart. It is rehearsed once before it is used. Printing
     ``model.chainstay`` shows all of these, ``model.chainstay.alternatives`` has them as data.
 
@@ -84,7 +84,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     Args:
         model: Any module in the mode it trains in.
         sample_args: Positional arguments of a call like those to come.
-        sample_kwargs: Keyword arguments, likewise.
+        sample_kwargs: Keyword arguments of that call.
         budget: The limit for a step's activations, saved tensors, gradients of activations, inputs
             and temporaries together: bytes, ``"8GiB"``, a share of what plain training needs
             (``"50%"``, ``0.5``; of the first call that is planned, for all shapes), or ``None``
@@ -132,14 +132,14 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         `model` itself.
 
     Raises:
-        UnsupportedModelError: Not a module, or it cannot be cut into stages; the text says why
-            in each way.
+        UnsupportedModelError: Not a module, or it cannot be cut into stages; the text says why,
+            as a graph and by blocks.
         InvalidBudgetError: `budget` is none.
         InfeasibleBudgetError: Nothing was found that fits; in ``error.required`` something
             does, see `chainstay.solve_measured`.
         HostBudgetError: What the plan has away at a time exceeds `host_budget`.
         UnknownMethodError: There is no such method.
-        SolverLimitError: No way fits, although it is not proved that none does.
+        SolverLimitError: No plan was found that fits, and it is not proved that there is none.
         ValueError: `by`, `granularity`, `on_new_shape` or `repeats` is none, or `recompute`,
             `offload`, `link` and `host_budget` do not go together.
 

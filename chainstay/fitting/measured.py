@@ -104,11 +104,13 @@ def measure_model(
         model: The model, as for `chainstay.fit`; it is left as it was.
         args: Positional arguments of a call.
         kwargs: Keyword arguments.
-        settings: The arguments of `chainstay.fit`; the budget does not matter.
+        settings: The arguments of `chainstay.fit`; options of stages are measured only where
+            plain training does not fit in the budget.
         once_traced: Called before measuring begins, which shows a bar of its own.
 
     Raises:
-        UnsupportedModelError: It cannot be cut into stages; the text says why in each way.
+        UnsupportedModelError: It cannot be cut into stages; the text says why, as a graph and by
+            blocks.
     """
     maker = _PlainPlans(SolvedPlans(settings), once_traced)
     fitted = Fitted(model, replace(settings, progress=False), maker)

@@ -89,9 +89,9 @@ def solve_measured_join(measured: MeasuredJoin, budget: int | str) -> Solution:
 def peak_of_join(measured: MeasuredJoin, schedule: Schedule) -> int:
     """Return the most memory that a schedule of a measured join needs, in bytes."""
     account = measured.account
-    overheads = account.overheads(schedule)
-    replay = simulate_join(account.by_kind(), schedule, keep=account.keep, overheads=overheads)
-    return replay.peak_bytes
+    profile, overheads = account.by_kind(), account.overheads(schedule)
+    keep = profile.keeps_input_gradients
+    return simulate_join(profile, schedule, keep=keep, overheads=overheads).peak_bytes
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class _JoinSearch:
         for is_sparing in (False, True):
             profile = account.by_kind()
             for _ in range(_ROUNDS):
-                small = least_join(profile, account.keep, is_sparing=is_sparing)
+                small = least_join(profile, profile.keeps_input_gradients, is_sparing=is_sparing)
                 self.least = min(self.least, self.budget - self.offer(small))
                 profile = account.by_kind(self.latest)
 
@@ -164,7 +164,7 @@ class _JoinSearch:
         low, high = 0, 2 * nominal
         for _ in range(_ROUNDS):
             try:
-                found = solve_join(profile, nominal, keep=self.measured.account.keep)
+                found = solve_join(profile, nominal, keep=profile.keeps_input_gradients)
             except InfeasibleBudgetError:
                 bound, left = 0, high - nominal
             else:
@@ -194,7 +194,9 @@ class _JoinSearch:
             default=(2 * self.budget, self.latest),
         )
         self.latest = schedule
-        makespan = int(simulate_join(account.by_kind(), schedule, keep=account.keep).makespan)
+        profile = account.by_kind()
+        keep = profile.keeps_input_gradients
+        makespan = int(simulate_join(profile, schedule, keep=keep).makespan)
         if peak <= self.budget and (self.best is None or makespan < self.makespan):
             self.best, self.makespan, self.peak = schedule, makespan, peak
         return self.budget - peak

@@ -212,6 +212,11 @@ class JoinProfile:
         return tuple(stage for chain in self.chains for stage in chain.stages)
 
     @property
+    def keeps_input_gradients(self) -> tuple[bool, ...]:
+        """For each branch, whether its input has a gradient, which stays until the step ends."""
+        return tuple(branch.input_gradient_bytes > 0 for branch in self.branches)
+
+    @property
     def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The users of each shared gradient by chain, the tail being the last, and stage."""
         places = [(c, i) for c, chain in enumerate(self.chains) for i in range(len(chain))]

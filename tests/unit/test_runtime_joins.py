@@ -281,7 +281,8 @@ def _stage(
         backward_waiting=2000,
         relief=relief,
         left_bytes=left,
-        leaves=leaves,
+        leaves=tuple(number for number, _ in leaves),
+        leaf_bytes=tuple(size for _, size in leaves),
     )
 
 

@@ -166,7 +166,11 @@ class Strategies:
             return f"as one chain {float(min(found)) - 1:.1%} slower than plain"
         refusals = (self.refused.get(name) for name in _CHAINS)
         needed = [r.required for r in refusals if isinstance(r, InfeasibleBudgetError)]
-        return f"as one chain it needs {format_bytes(min(needed))}" if needed else "not at all"
+        return (
+            f"as one chain it needs {format_bytes(min(needed))}"
+            if needed
+            else "as one chain no plan was found"
+        )
 
     def table(self, chosen: str) -> Iterator[Alternative]:
         """Yield all strategies that there are for this model, allowed or not, for people."""

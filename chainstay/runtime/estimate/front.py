@@ -56,7 +56,7 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
             Or a function that builds one; it is called with ``meta`` as torch's default device.
             The present autocast counts; where there is no GPU, enter that of ``"cpu"``.
         sample_args: Positional arguments of a call, on any device; values do not matter.
-        sample_kwargs: Keyword arguments, likewise.
+        sample_kwargs: Keyword arguments of that call.
         device: Name of a known device, ``"A100-80GB"`` for instance, or its figures.
         loss: A function from the model's output to a scalar; targets that it holds must be on the
             CPU. Without it, the output's own ``loss`` counts if it has one; otherwise the last

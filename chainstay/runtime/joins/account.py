@@ -39,7 +39,8 @@ class JoinedStage:
         backward_waiting: What the caller holds of it while its backward runs.
         relief: Bytes by which its backward alone stays below all that it reads and gives.
         left_bytes: What its graph holds behind its backward, for parts that get no gradient.
-        leaves: Parameters and inputs that it sends gradients to: a number for each, and bytes.
+        leaves: Numbers of the parameters and inputs that it sends gradients to.
+        leaf_bytes: The bytes of each.
     """
 
     cost: StageCost
@@ -47,7 +48,8 @@ class JoinedStage:
     backward_waiting: int
     relief: int
     left_bytes: int
-    leaves: tuple[tuple[int, int], ...]
+    leaves: tuple[int, ...]
+    leaf_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +77,6 @@ class JoinAccount:
     tail: JoinedChain
     passed_bytes: int
     has_options: bool = False
-
-    @property
-    def keep(self) -> tuple[bool, ...]:
-        """Whether a branch has an input with a gradient, which stays."""
-        return tuple(branch.input_gradient_bytes > 0 for branch in self.branches)
 
     @property
     def costs(self) -> tuple[StageCost, ...]:
@@ -244,7 +241,7 @@ class JoinAccount:
         """Return the gradients that several stages sum; those of the same stages are one."""
         users: dict[tuple[int, int], list[int]] = {}
         for number, (_, stage) in enumerate(self._stages()):
-            for leaf in stage.leaves:
+            for leaf in zip(stage.leaves, stage.leaf_bytes, strict=True):
                 users.setdefault(leaf, []).append(number)
         sizes = Counter[tuple[int, ...]]()
         for (_, size), stages in users.items():

@@ -189,7 +189,7 @@ def _sums(
     ranges: Sequence[Sequence[Sequence[fx.Node]]],
     stages: Sequence[Sequence[GraphStage]],
 ) -> tuple[tuple[GraphStage, ...], ...]:
-    """See `ExtractedJoin.sums`."""
+    """Return the stages that use each leaf; see `GraphJoin.sums`."""
     stage_of = {
         node: stage
         for piece, own in zip(ranges, stages, strict=True)

@@ -31,21 +31,7 @@ def write_account(path: Path, account: JoinAccount) -> None:
     Warns:
         UserWarning: The directory cannot be written to.
     """
-    branches = list(map(_written, account.branches))
-    body = {**asdict(account), "branches": branches, "tail": _written(account.tail)}
-    write_sealed(path, _KIND, _VERSION, body)
-
-
-def _written(chain: JoinedChain) -> dict[str, object]:
-    stages = [
-        {
-            **asdict(stage),
-            "leaves": [number for number, _ in stage.leaves],
-            "leaf_bytes": [size for _, size in stage.leaves],
-        }
-        for stage in chain.stages
-    ]
-    return {**asdict(chain), "stages": stages}
+    write_sealed(path, _KIND, _VERSION, asdict(account))
 
 
 def _account(found: Fields, lengths: Sequence[int]) -> JoinAccount:
@@ -57,7 +43,7 @@ def _account(found: Fields, lengths: Sequence[int]) -> JoinAccount:
     branches = tuple(map(_chain, found.children("branches")))
     account = record_from(JoinAccount, found, branches=branches, tail=_chain(found.child("tail")))
     parts = [len(chain.stages) for chain in (*account.branches, account.tail)]
-    behind = parts[len(account.branches)]
+    behind = parts[-1]
     measured = list(lengths[len(account.branches) :]) or [0]
     if parts[:-1] != list(lengths[: len(account.branches)]) or not 0 <= behind - measured[0] <= 1:
         raise InvalidProfileError(f"{_KIND} document: it is of other stages")
@@ -70,8 +56,8 @@ def _chain(found: Fields) -> JoinedChain:
 
 
 def _stage(found: Fields) -> JoinedStage:
-    numbers, sizes = found.integers("leaves"), found.integers("leaf_bytes")
-    if len(numbers) != len(sizes):
-        raise InvalidProfileError(f"{found.path}: {len(numbers)} leaves of {len(sizes)} sizes")
-    leaves = tuple(zip(numbers, sizes, strict=True))
-    return record_from(JoinedStage, found, cost=cost_from(found.child("cost")), leaves=leaves)
+    stage = record_from(JoinedStage, found, cost=cost_from(found.child("cost")))
+    numbers, sizes = len(stage.leaves), len(stage.leaf_bytes)
+    if numbers != sizes:
+        raise InvalidProfileError(f"{found.path}: {numbers} leaves of {sizes} sizes")
+    return stage

@@ -37,7 +37,8 @@ class _Beside(NamedTuple):
 
     Attributes:
         waiting: Beside its forward, if the model has run to its end.
-        held: Those of them beside its backward in any case: the graph may lack them.
+        held: Those of them that are in memory during its backward in any case, even if its
+            graph does not hold them.
         relief: As in `JoinedStage`.
     """
 
@@ -48,7 +49,7 @@ class _Beside(NamedTuple):
 
 @dataclass(slots=True)
 class JoinAccountant:
-    """Puts branches and tail together.
+    """Computes the account of a join from what was seen of branches and tail.
 
     Attributes:
         parts: The branches, and the tail with the loss if there is one of these.
@@ -102,6 +103,7 @@ class JoinAccountant:
             relief=0,
             left_bytes=0,
             leaves=(),
+            leaf_bytes=(),
         )
         chains, start = [], 0
         for part in self.parts:
@@ -136,10 +138,7 @@ class JoinAccountant:
 
     def _stage(self, index: int, memory: StageMemory) -> JoinedStage:
         observation, beside = self._observed[index], self._beside[index]
-        leaves = (
-            (self._leaves.setdefault(id(leaf), len(self._leaves)), leaf.nbytes)
-            for leaf in observation.leaves
-        )
+        leaves = observation.leaves
         return JoinedStage(
             cost=observation.cost(
                 self.kept(memory, index, index),
@@ -150,7 +149,8 @@ class JoinAccountant:
             backward_waiting=beside.waiting - beside.held,
             relief=beside.relief,
             left_bytes=memory.left_bytes,
-            leaves=tuple(leaves),
+            leaves=tuple(self._leaves.setdefault(id(leaf), len(self._leaves)) for leaf in leaves),
+            leaf_bytes=tuple(leaf.nbytes for leaf in leaves),
         )
 
 

@@ -121,8 +121,3 @@ class PlannedJoin(Planned):
     def options(self) -> OptionTable:
         """See `Planned`."""
         return self.executor.chain.options
-
-    @property
-    def keep(self) -> tuple[bool, ...]:
-        """Whether a branch has an input with a gradient, which stays."""
-        return tuple(branch.input_gradient_bytes > 0 for branch in self.profile.branches)

@@ -46,7 +46,7 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
     *,
     repeats: int,
     cache: str | os.PathLike[str] | None,
-    wants_options: bool = False,
+    wants_options: bool,
 ) -> MeasuredJoin:
     """Measure time and memory of every stage of a join; call it inside `measuring`.
 

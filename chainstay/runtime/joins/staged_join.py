@@ -41,7 +41,7 @@ class StagedJoin:
         return tuple(tuple(position[id(stage)] for stage in own) for own in self.join.sums)
 
 
-def parts_of(  # a call of the graph, and whom to tell
+def parts_of(
     join: GraphJoin,
     inputs: Sequence[Any],
     loss: ChainStage | None,

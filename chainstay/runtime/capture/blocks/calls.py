@@ -97,7 +97,10 @@ class BlockCall:
 
     @property
     def is_stage(self) -> bool:
-        """Whether it makes something that has a gradient; ``nn.Identity`` does not."""
+        """Whether it makes a tensor that has a gradient, and is given no trained parameter.
+
+        ``nn.Identity`` makes none.
+        """
         makes = any(tensor.requires_grad and tensor not in self.inputs for tensor in self.outputs)
         return makes and not any(tensor.is_parameter for tensor in self.taken)
 
@@ -202,9 +205,11 @@ def choose_calls(
     unfit: Collection[str],
     opened: Collection[str],
 ) -> list[BlockCall]:
-    """Return the calls to take, in order: of lists mainly of one class, or the largest list's.
+    """Return the calls to take, in order.
 
-    The largest list is taken if all those of one class have less than half of its parameters.
+    There are three candidates: lists mainly of one class in which one call follows another, lists
+    of one class only, and the largest list. The first that has half of the parameters of the
+    largest candidate is taken. Modules inside of `opened` come besides.
 
     Args:
         calls: Those of all modules.

@@ -37,14 +37,14 @@ block_handler: Final = ThreadValue[BlockHandler | None](None)
 
 def open_entrance(block: nn.Module) -> None:
     """Let calls of `block` be handed over, not those of copies that the model's forward makes."""
-    plain, opened = unbound_forward(block), weakref.ref(block)
+    plain, block_ref = unbound_forward(block), weakref.ref(block)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return plain(self, *args, **kwargs)
-        # What somebody has put in front of this since is no part of what would be handed over.
+        # A forward that was put around this one later is not part of the block.
         is_first = getattr(vars(self).get("forward"), "__func__", None) is forward
-        is_handed = torch.is_grad_enabled() and opened() is self and not is_transformed()
+        is_handed = torch.is_grad_enabled() and block_ref() is self and not is_transformed()
         handler = block_handler.now if is_first and is_handed else None
         if handler is None:
             own = unbound_forward(self) if is_first else plain  # its class may be another by now

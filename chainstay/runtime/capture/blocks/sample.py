@@ -226,7 +226,9 @@ class _Sampler:
     sharded: bool = False
     written: frozenset[nn.Parameter] = frozenset()  # parameters that the model changes
     unfit: dict[str, str] = field(default_factory=dict)
-    closed: set[str] = field(default_factory=set)  # of these, what is inside cannot be a stage, too
+    closed: set[str] = field(
+        default_factory=set
+    )  # those of `unfit` whose inner modules are not tried
     pieces: list[_SampledCall] = field(default_factory=list)
     numbers: TensorNumbers = field(default_factory=TensorNumbers)
     autocasts: set[Autocast | None] = field(default_factory=set)

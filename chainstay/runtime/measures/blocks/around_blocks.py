@@ -153,7 +153,7 @@ class Around:
         return trip.given
 
     def measured(self, gradients: Sequence[Gradients], repeats: int) -> Outside:
-        """Memory and time.
+        """Return the memory and time of a step without the blocks; `repeats` runs are timed.
 
         Raises:
             UnreachedBlocksError: No gradient reaches some block.
@@ -327,7 +327,7 @@ class Trip:
     def before_backward(
         self, index: int, new: Sequence[int], given: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """The gradients that a block gives for those it gets, for the outputs `new`."""
+        """Return gradients of a block's inputs, given those of its outputs `new`."""
         usual = Gradients.usual(self.around.sample.results[index], self.around.device)
         self.given[index] = usual.with_known(dict(zip(new, given, strict=True)))
         gradients = {n: g for n, g in zip(new, given, strict=True) if g is not None}
@@ -347,7 +347,7 @@ class Trip:
         return made
 
     def _bridged(self, index: int, state: State) -> State:
-        """New tensors for what the block returned; what passed through it passes through."""
+        """Return new tensors for a block's outputs; one that passes through it is the input."""
         sample = self.around.sample
         passed = sample.passed[index]
         count = len(sample.results[index]) - len(self.around.chain.stages[index].carried)

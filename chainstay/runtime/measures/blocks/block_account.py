@@ -1,7 +1,7 @@
 """Costs of a plan for a model's blocks, with what the model does around them.
 
-The blocks are stages like any others, each measured by itself. What happens around them runs
-once, whatever the schedule; a run without the blocks shows it (see `outside`). Beyond the plain
+The blocks are stages like any others, each measured by itself. What happens around them runs once,
+whatever the schedule; a run without the blocks shows it (see `around_blocks`). Beyond the plain
 reading of a profile's fields:
 
 * What is held outside is in the overheads of the stages that run meanwhile.
@@ -36,7 +36,7 @@ from chainstay.runtime.stage.states import address_of
 
 @dataclass(slots=True)
 class BlockAccountant:
-    """Puts blocks and what is around them together."""
+    """Computes the account of a model by blocks: of these, and of what is around them."""
 
     chain: BlockChain
     observed: Sequence[ObservedStage]
