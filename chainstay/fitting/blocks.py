@@ -272,17 +272,22 @@ class BlockForward:
 
     def _told(self, blocks: BlockChain) -> str:
         """Return a sentence on why the model has no finer stages; empty if blocks are asked for."""
-        if self.planner.settings.by == "blocks" and not blocks.opened:
+        if self.planner.settings.by == "blocks" and not blocks.expanded:
             return ""
         reason = self._reason(blocks)
         return f" Its blocks are the stages, not the operators of its graph{reason}."
 
     def _reason(self, blocks: BlockChain) -> str:
-        """Return why it goes by blocks, and why some of these are cut."""
-        cut = [
-            name if reason in self.reason else f"{name}: {reason}" for name, reason in blocks.opened
+        """Return why it goes by blocks, and why some of these are expanded."""
+        expanded = [
+            name if reason in self.reason else f"{name}: {reason}"
+            for name, reason in blocks.expanded
         ]
-        told = f"; some are cut into the modules inside: {'; '.join(cut)}" if cut else ""
+        told = (
+            f"; some are expanded into the modules inside: {'; '.join(expanded)}"
+            if expanded
+            else ""
+        )
         return f"{self.reason}{told}"
 
     def _outgrown(self, call: Call, run: BlockRun, kind: _Kind, *, is_new: bool) -> None:

@@ -213,7 +213,7 @@ class JoinProfile:
 
     @property
     def keeps_input_gradients(self) -> tuple[bool, ...]:
-        """For each branch, whether its input has a gradient, which stays until the step ends."""
+        """Say for each branch whether its input has a gradient, which stays until the step ends."""
         return tuple(branch.input_gradient_bytes > 0 for branch in self.branches)
 
     @property

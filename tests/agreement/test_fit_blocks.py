@@ -533,7 +533,7 @@ def test_blocks_whose_weights_change_when_they_have_run() -> None:
     planned = require_by_blocks(Decaying(1).train(), sample, "least", "Data-dependent branching")
     told = str(planned.chainstay)
     assert "blocks (blocks.0.inner.before to blocks.3)" in told
-    assert "cut into the modules inside: blocks.0: the model changes its weights after" in told
+    assert "expanded into the modules inside: blocks.0: the model changes its weights after" in told
 
 
 class Copying(Wayward):

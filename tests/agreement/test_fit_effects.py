@@ -181,7 +181,7 @@ def test_blocks_that_change_their_parameters_do_not_run_again(by: StageSource) -
     plain, initial = copy.deepcopy(model), dict(copy.deepcopy(model.state_dict()))
     chainstay.fit(model, (x,), budget="100%", by=by, loss=squares, repeats=1)
     assert differences(dict(model.state_dict()), initial) == []
-    told = "cut into the modules inside: 0 and 2 more"
+    told = "expanded into the modules inside: 0 and 2 more"
     assert told in str(shown(model))
     found = three_steps(model, lambda: squares(model(x)), initial)
     expected = three_steps(plain, lambda: squares(plain(x)), initial)

@@ -80,7 +80,7 @@ def with_dropout(x: torch.Tensor, number: int) -> torch.Tensor:
     return nn.functional.dropout(x, 0.1, training=number > 2)
 
 
-def trained(model: nn.Module, number: Any) -> list[torch.Tensor]:
+def step_results(model: nn.Module, number: Any) -> list[torch.Tensor]:
     """The loss of a step, its gradients and the random state."""
     model.zero_grad()
     torch.manual_seed(0)
@@ -98,7 +98,9 @@ def test_sizes_that_depend_on_a_number_are_planned_for_each_number_once(
     model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
     for times, count in ((1, 1), (2, 2), (4, 3), (3, 4), (2, 4), (4, 4)):
         number = times * unit
-        for one, other in zip(trained(model, number), trained(plain, number), strict=True):
+        for one, other in zip(
+            step_results(model, number), step_results(plain, number), strict=True
+        ):
             assert torch.equal(one, other)
         assert peak_of(model, X, number) + X.nbytes <= 45_000
         assert len(shown(model).plans) == count
@@ -111,7 +113,9 @@ def test_a_count_of_steps_is_planned_anew_only_where_sizes_change() -> None:
     plain = Given(more_in_later_steps)
     model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
     for number, most in ((0, 1), (1, 2), (2, 2), (3, 2), (4, 3), (5, 3), (6, 3), (7, 3)):
-        for one, other in zip(trained(model, number), trained(plain, number), strict=True):
+        for one, other in zip(
+            step_results(model, number), step_results(plain, number), strict=True
+        ):
             assert torch.equal(one, other)
         assert peak_of(model, X, number) + X.nbytes <= 45_000
         assert len(shown(model).plans) <= most
@@ -124,7 +128,7 @@ def test_variables_of_the_environment_are_read_in_every_call(
     model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
     for scale in ("1", "2", "3", "1", "2"):
         monkeypatch.setenv("CHAINSTAY_TEST_SCALE", scale)
-        for one, other in zip(trained(model, 1), trained(plain, 1), strict=True):
+        for one, other in zip(step_results(model, 1), step_results(plain, 1), strict=True):
             assert torch.equal(one, other)
     assert len(shown(model).plans) == 1
 
@@ -138,15 +142,15 @@ def test_a_model_that_reads_the_environment_is_traced_once(monkeypatch: pytest.M
         raise AssertionError("it is traced again")
 
     monkeypatch.setattr(GraphCapture, "trace", trace)
-    trained(model, 1)
+    step_results(model, 1)
 
 
 def test_tensors_in_objects_are_planned_once_for_each_size() -> None:
     plain = Given(added)
     model = chainstay.fit(copy.deepcopy(plain), budget=45_000, loss=loss_of, repeats=1)
     for rows, count in ((2, 1), (3, 2), (2, 2), (4, 3), (3, 3), (2, 3)):
-        given = Rounds(torch.randn(rows, 1, 16))
-        for one, other in zip(trained(model, given), trained(plain, given), strict=True):
+        given = CallSettings(torch.randn(rows, 1, 16))
+        for one, other in zip(step_results(model, given), step_results(plain, given), strict=True):
             assert torch.equal(one, other)
         assert len(shown(model).plans) == count
 
@@ -167,13 +171,13 @@ class Repeated(nn.Module):
 
 
 @dataclass
-class Rounds:
+class CallSettings:
     """Settings of a call."""
 
     number: Any
 
 
-@pytest.mark.parametrize("holder", [int, Rounds])
+@pytest.mark.parametrize("holder", [int, CallSettings])
 def test_blocks_that_depend_on_a_number_are_planned_for_each_before_they_run(
     holder: Callable[[int], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +185,9 @@ def test_blocks_that_depend_on_a_number_are_planned_for_each_before_they_run(
     model = chainstay.fit(copy.deepcopy(plain), budget=40_000, loss=loss_of, repeats=1, by="blocks")
     for number, count in ((1, 1), (3, 2), (1, 2), (2, 3), (3, 3), (1, 3)):
         rounds = holder(number)
-        for one, other in zip(trained(model, rounds), trained(plain, rounds), strict=True):
+        for one, other in zip(
+            step_results(model, rounds), step_results(plain, rounds), strict=True
+        ):
             assert torch.equal(one, other)
         assert peak_of(model, X, rounds) + X.nbytes <= 40_000
         assert len(shown(model).plans) == count
@@ -202,7 +208,7 @@ def test_blocks_with_more_memory_around_them_are_planned_anew() -> None:
         copy.deepcopy(plain), budget=120_000, loss=loss_of, repeats=1, by="blocks"
     )
     for flag, count in ((False, 1), (True, 2), (False, 2), (True, 2)):
-        for one, other in zip(trained(model, flag), trained(plain, flag), strict=True):
+        for one, other in zip(step_results(model, flag), step_results(plain, flag), strict=True):
             assert torch.equal(one, other)
         assert peak_of(model, X, flag) + X.nbytes <= 120_000
         assert len(shown(model).plans) == count
@@ -264,7 +270,9 @@ def test_a_number_that_has_to_be_a_constant_is_one(decided: Decided) -> None:
     plain = Given(decided)
     model = chainstay.fit(copy.deepcopy(plain), budget="95%", loss=loss_of, repeats=1)
     for number in (1, 2, 4, 3, 2, 4):
-        for one, other in zip(trained(model, number), trained(plain, number), strict=True):
+        for one, other in zip(
+            step_results(model, number), step_results(plain, number), strict=True
+        ):
             assert torch.equal(one, other)
     assert not any(isinstance(plan, PlannedBlocks) for plan in shown(model).plans)
 

@@ -115,13 +115,13 @@ _EXTRACTION: Final = (
         "runtime/capture/blocks/sample.py",
         "(graphs.count == known or paths == before)",
         "True",
-        "agreement/test_fit_opened_blocks.py::test_blocks_that_differ_in_a_rate",
+        "agreement/test_fit_expanded_blocks.py::test_blocks_that_differ_in_a_rate",
     ),
     Mutant(
         "fitting/blocks.py",
         "                self.unreached = (*unreached, *refusal.names)\n",
         "                raise\n",
-        "agreement/test_fit_opened_blocks.py"
+        "agreement/test_fit_expanded_blocks.py"
         "::test_blocks_that_the_loss_does_not_depend_on_run_by_themselves",
     ),
     Mutant(

@@ -203,19 +203,19 @@ def choose_calls(
     calls: Sequence[BlockCall],
     lists: Collection[str],
     unfit: Collection[str],
-    opened: Collection[str],
+    expanded: Collection[str],
 ) -> list[BlockCall]:
     """Return the calls to take, in order.
 
     There are three candidates: lists mainly of one class in which one call follows another, lists
     of one class only, and the largest list. The first that has half of the parameters of the
-    largest candidate is taken. Modules inside of `opened` come besides.
+    largest candidate is taken. Modules inside of `expanded` come besides.
 
     Args:
         calls: Those of all modules.
         lists: The paths of the model's containers.
         unfit: The paths of modules that cannot be stages.
-        opened: The paths of modules of which the outermost modules inside are taken, too; ``""``
+        expanded: The paths of modules of which the outermost modules inside are taken, too; ``""``
             stands for the model.
     """
     fit = [call for call in calls if call.is_stage and call.name not in unfit]
@@ -235,7 +235,7 @@ def choose_calls(
         for path, group in several.items()
         if len({type(call.block) for call in group}) == 1
     }
-    outside = (group for path, group in several.items() if not _is_in(path, opened))
+    outside = (group for path, group in several.items() if not _is_in(path, expanded))
     largest = max(outside, key=_parameters, default=[])
     found = [_finest(chained), _finest(alike), largest]
     most = max(map(_parameters, found))
@@ -244,7 +244,7 @@ def choose_calls(
     inside = [
         call.name
         for call in fit
-        if _is_in(call.name, opened) and not _is_in(call.name, taken) and call.name not in around
+        if _is_in(call.name, expanded) and not _is_in(call.name, taken) and call.name not in around
     ]
     taken.update(outermost(inside))
     return [call for call in fit if call.name in taken]

@@ -112,7 +112,7 @@ class BlockChain:
         starts: The first stage of every segment, ascending from 0.
         boundaries: The tensors of each state; the last one has what the last block returns.
         uncalled: Paths of modules that the model left out; another call may run them.
-        opened: Blocks in whose place the modules inside are stages, and why, for people.
+        expanded: Blocks in whose place the modules inside are stages, and why, for people.
     """
 
     name: str
@@ -120,7 +120,7 @@ class BlockChain:
     starts: tuple[int, ...]
     boundaries: tuple[tuple[SeenTensor, ...], ...]
     uncalled: tuple[str, ...] = ()
-    opened: tuple[tuple[str, str], ...] = ()
+    expanded: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> Hashable:

@@ -74,13 +74,13 @@ def close_entrance(block: nn.Module) -> None:
 def entered(blocks: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, calls of these blocks can be handed over."""
     blocks = list(blocks)
-    opened = [block for block in blocks if not is_stand_in(vars(block).get("forward"))]
+    new = [block for block in blocks if not is_stand_in(vars(block).get("forward"))]
     try:
-        for block in opened:
+        for block in new:
             open_entrance(block)
         yield
     finally:
-        for block in opened:
+        for block in new:
             close_entrance(block)
 
 

@@ -4,8 +4,8 @@ The model's own Python is run on a shadow of the model, so that it leaves no tra
 module in it is watched. Of lists (ModuleList, Sequential, ModuleDict) that are mainly of one class
 of modules these are taken, those inside others where most parameters are in them; where such lists
 have less than half of its parameters, the list with most. Of these, the modules that have a full
-graph each are stages; one that has none is opened: the outermost modules inside that have one are
-stages. A model in whose lists there are no two is opened itself. Blocks form a segment as long as
+graph each are stages; one that has none is expanded: the outermost modules inside that have one are
+stages. A model in whose lists there are no two is expanded itself. Blocks form a segment as long as
 each takes, by identity, what the one before returns; whatever else they take comes from in front of
 the segment. Between segments lies what the model does itself.
 """
@@ -82,7 +82,7 @@ def sample_blocks(
     host: Host,
     graphs: BlockGraphs,
     *,
-    opens: bool,
+    may_expand: bool,
     unfit: Mapping[str, str],
     held: frozenset[int] = frozenset(),
 ) -> tuple[BlockChain, BlockSample]:
@@ -93,7 +93,7 @@ def sample_blocks(
     Args:
         host: Runs the model's own Python.
         graphs: The graphs of its blocks.
-        opens: Whether modules inside of those that have no graph are taken.
+        may_expand: Whether modules inside of those that have no graph are taken.
         unfit: Modules that are not to be stages, with reasons.
         held: Stages whose input the model holds itself; segments begin at these, too.
 
@@ -103,7 +103,7 @@ def sample_blocks(
     """
     lists = {container_of(path) for path, _ in listed_children(host.model)}
     unreached, unfit = frozenset(unfit), dict(unfit)
-    opened: set[str] = set()
+    expanded: set[str] = set()
     paths: list[str] = []
     trained: list[bool] = []
     with host.fresh() as (model, run), dropping():
@@ -111,9 +111,9 @@ def sample_blocks(
             model, lambda: trained.append(wants_gradients(output_leaves(run())))
         )
     while True:
-        chosen = choose_calls(recorded, lists, unfit, opened)
-        if len(chosen) < 2 and opens and opened | unreached == unfit.keys():
-            chosen = choose_calls(recorded, lists, unfit, opened | {""})
+        chosen = choose_calls(recorded, lists, unfit, expanded)
+        if len(chosen) < 2 and may_expand and expanded | unreached == unfit.keys():
+            chosen = choose_calls(recorded, lists, unfit, expanded | {""})
         if len(chosen) < 2:
             if not any(trained):
                 raise NothingToPlanError
@@ -124,12 +124,12 @@ def sample_blocks(
         sampler = _sampled(host, graphs, paths)
         if not sampler.unfit and (graphs.count == known or paths == before):
             chain, sample = sampler.assembled(type(host.model).__name__, held)
-            reasons = _reasons({name: reason for name, reason in unfit.items() if name in opened})
+            reasons = _reasons({name: reason for name, reason in unfit.items() if name in expanded})
             uncalled = _uncalled(host, recorded, sampler.names.values())
-            return replace(chain, uncalled=uncalled, opened=tuple(reasons)), sample
+            return replace(chain, uncalled=uncalled, expanded=tuple(reasons)), sample
         # After new graphs once more: blocks may go by those of later ones from then on.
         unfit.update(sampler.unfit)
-        opened.update(sampler.unfit.keys() - sampler.closed if opens else ())
+        expanded.update(sampler.unfit.keys() - sampler.closed if may_expand else ())
 
 
 def _sampled(host: Host, graphs: BlockGraphs, paths: Collection[str]) -> _Sampler:

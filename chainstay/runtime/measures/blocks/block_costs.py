@@ -76,12 +76,12 @@ def find_blocks(host: Host, graphs: BlockGraphs, unreached: Sequence[str] = ()) 
     """
     device_at(host.device)  # refuses what counts no bytes
     # What is in a sharded module is whole only while that runs; in a compiled one nobody sees it.
-    opens = not host.is_sharded and not any(map(compiler_of, host.model.modules()))
+    may_expand = not host.is_sharded and not any(map(compiler_of, host.model.modules()))
     reason = "no gradient reaches it"
     unfit = dict.fromkeys(unreached, reason)
     with measuring(host.device):
         while True:
-            chain, sample = sample_blocks(host, graphs, opens=opens, unfit=unfit)
+            chain, sample = sample_blocks(host, graphs, may_expand=may_expand, unfit=unfit)
             around = Around(host, graphs, chain, sample, None, host.device)
             trip = around.step()
             missed = around.unreached(trip)
@@ -90,7 +90,9 @@ def find_blocks(host: Host, graphs: BlockGraphs, unreached: Sequence[str] = ()) 
             unfit |= dict.fromkeys(missed, reason)
         held = frozenset(trip.held) - {*chain.starts}
         if held:
-            chain, sample = sample_blocks(host, graphs, opens=opens, unfit=unfit, held=held)
+            chain, sample = sample_blocks(
+                host, graphs, may_expand=may_expand, unfit=unfit, held=held
+            )
             around = replace(around, chain=chain, sample=sample, leaves=())
     return around
 

@@ -28,7 +28,7 @@ WIDTH = 16
 
 
 class Deciding(nn.Module):
-    """A transformer's layer that no graph has, for a reason that `kind` says."""
+    """A transformer's layer; unless it is "plain", it has no graph, for the reason of its kind."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Deciding(nn.Module):
 
 
 class Layers(nn.Module):
-    """Deciding layers, all or some of them."""
+    """An embedding, layers of these kinds, and a linear head."""
 
     def __init__(self, kinds: list[str]) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class TwoHeads(nn.Module):
 
 
 class Measured(nn.Module):
-    """Of a block only what it makes is looked at; no gradient reaches it."""
+    """A block only scales the others by a number, so that no gradient reaches it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,14 +192,14 @@ def test_modules_inside_of_blocks_without_a_graph_are_stages(kind: str, budget: 
     torch.manual_seed(0)
     told = require_as_plain(Layers([kind] * 5), TOKENS, budget)
     assert "by blocks (layers.0.before to " in told
-    assert re.search(r"some are cut into the modules inside: layers.0 and [34] more", told)
+    assert re.search(r"some are expanded into the modules inside: layers.0 and [34] more", told)
 
 
-def test_only_blocks_without_a_graph_are_cut() -> None:
+def test_only_blocks_without_a_graph_are_expanded() -> None:
     torch.manual_seed(0)
     told = require_as_plain(Layers(["plain", "plain", "logs", "plain", "plain"]), TOKENS, "65%")
     assert "by blocks (layers.0 to layers.4)" in told
-    assert "some are cut into the modules inside: layers.2\n" in told
+    assert "some are expanded into the modules inside: layers.2\n" in told
 
 
 @pytest.mark.parametrize(
