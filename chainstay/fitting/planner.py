@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import nn
 
-from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.errors import InfeasibleBudgetError, NotAJoinError, PlanMismatchError
 from chainstay.fitting.budgets import Budget, is_share
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.strategies.memory_options import RECOMPUTING, MemoryOptions
@@ -25,6 +25,7 @@ from chainstay.plans.kept_in_part import KeptInPart, kept_in_part, table_of_part
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again
 from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.dynamo import MOST_SHAPES, CapturedForward, GraphForward
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.graph_key import graph_key
@@ -35,7 +36,9 @@ from chainstay.runtime.devices.device import device_at, device_of
 from chainstay.runtime.execute.alternatives import table_of
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.planned import Planned
+from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.progress import say
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -114,6 +117,19 @@ class GraphCall:
         kinds = [given.kind for given in self.observed.captured.inputs]
         is_argument = [kind is InputKind.ARGUMENT for kind in kinds]
         return listed_shapes(list(compress(self.inputs, is_argument)))
+
+    @property
+    def blocks(self) -> frozenset[str]:
+        """Paths of the model's repeated blocks; none where only the graph is known."""
+        return frozenset() if self.model is None else repeated_blocks(self.model)
+
+    def as_join(self, granularity: Granularity) -> GraphJoin:
+        """Cut the graph into branches that meet and a tail.
+
+        Raises:
+            NotAJoinError: It is none.
+        """
+        return cut_into_join(self.observed_again(), granularity, self.blocks)
 
     def observed_again(self) -> ObservedGraph:
         """Observe the graph anew, to be cut in another way: cutting changes it."""
@@ -234,9 +250,16 @@ class Planner:
         self.add(made, graph_call.shapes, call, device)
         return made
 
-    def _known_plan(self, call: GraphCall) -> PlannedGraph | None:
+    def _known_plan(self, call: GraphCall) -> PlannedGraph | PlannedJoin | None:
         """Return the plan of a graph that differs in numbers only, with the numbers of this one."""
         known = self.known.get(call.key)
+        if isinstance(known, PlannedJoin):
+            try:
+                join = call.as_join(self.settings.granularity)
+            except NotAJoinError:
+                return None
+            is_same = _shape_of(join) == _shape_of(known.graph)
+            return known.for_graph(join, call.inputs) if is_same else None
         if not isinstance(known, PlannedGraph):
             return None
         graph = cut_again(call.observed, known.graph.cuts)
@@ -350,6 +373,12 @@ def listed_shapes(tensors: Sequence[torch.Tensor]) -> str:
     """Return the shapes of a call's tensors, for people."""
     shapes = [str(tuple(tensor.shape)) for tensor in tensors]
     return ", ".join([*shapes[:3], "..."] if len(shapes) > 3 else shapes) or "no tensors"
+
+
+def _shape_of(join: GraphJoin) -> tuple[object, ...]:
+    """Return what two joins have in common that are cut alike."""
+    stages = [(stage.name, stage.operators, stage.saved_bytes) for stage in join.stages]
+    return join.lengths, join.given, join.widths, stages
 
 
 def is_alike(one: GraphChain, other: GraphChain) -> bool:

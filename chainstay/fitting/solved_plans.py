@@ -23,7 +23,6 @@ from chainstay.fitting.tried_plans import AnyPlan, Rehearse, tried
 from chainstay.planning.questions import plain_peak
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again, cut_into_chain
-from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.dynamo import MOST_SHAPES
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
 from chainstay.runtime.devices.device import accelerator_at
@@ -179,9 +178,7 @@ class SolvedPlans:
             NotTheModelError: The graph is not the model.
             UnsupportedModelError: It cannot be run in stages.
         """
-        model = call.model
-        blocks = frozenset[str]() if model is None else repeated_blocks(model)
-        graph = cut_into_chain(call.observed, self.settings.granularity, blocks)
+        graph = cut_into_chain(call.observed, self.settings.granularity, call.blocks)
         output = _output(call, graph)
         known = self._measured_before(call, graph)
         if known is None:
@@ -192,7 +189,7 @@ class SolvedPlans:
         if graph.not_a_join:
             return replace(known, output=output, attempt=None)
         loss = partial(self._loss_stage, output, inputs=call.inputs)
-        attempt = JoinAttempt(call=call, settings=self.settings, loss=loss, blocks=blocks)
+        attempt = JoinAttempt(call=call, settings=self.settings, loss=loss)
         return replace(known, output=output, attempt=attempt)
 
     def _measured_before(self, call: GraphCall, graph: GraphChain) -> MeasuredGraph | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +20,7 @@ from torch import nn
 import chainstay
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
-from chainstay.fitting.strategies import joins
+from chainstay.fitting.strategies import fastest, joins
 from chainstay.planning.join import peak_of_join, runnable_orders
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin
@@ -287,6 +290,33 @@ def test_fit_takes_the_join_where_the_chain_needs_more() -> None:
     assert all(map(torch.equal, plain, _step(model, args)))
 
 
+class Scaled(Perceptrons):
+    """Is given a number, and has another."""
+
+    temperature = 1.0
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return super().forward(left * scale, right / scale) / self.temperature
+
+
+@pytest.mark.parametrize("stage_options", [False, True])
+def test_numbers_that_change_cost_no_planning(
+    monkeypatch: pytest.MonkeyPatch, *, stage_options: bool
+) -> None:
+    monkeypatch.setattr(fastest, "_CLEARLY", Fraction(1, 100))  # however fast the chain is
+    torch.manual_seed(0)
+    model, args = Scaled(), (torch.randn(64, 32), torch.randn(64, 32))
+    plain = copy.deepcopy(model)
+    settings: Any = {"loss": loss_of, "stage_options": stage_options, "repeats": 1}
+    chainstay.fit(model, (*args, 1.5), budget="60%", **settings)
+    assert isinstance(shown(model).plans[-1], PlannedJoin)
+    for number in range(4):
+        model.temperature = plain.temperature = 1.0 + number
+        found, expected = (_step(one, (*args, 1.5 + number)) for one in (model, plain))
+        assert all(map(torch.equal, found, expected))
+    assert len(shown(model).plans) == 1
+
+
 def test_branches_are_measured_once_where_a_budget_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -299,7 +329,7 @@ def test_branches_are_measured_once_where_a_budget_is_refused(
     assert measure.call_count == 1
 
 
-def _step(model: nn.Module, args: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+def _step(model: nn.Module, args: tuple[Any, ...]) -> list[torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(1)
     loss_of(model(*args)).backward()

@@ -9,7 +9,6 @@ from chainstay.errors import PlanMismatchError
 from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.planning.join import can_run, solve_measured_join
 from chainstay.profiles import JoinProfile
-from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin, shape_of
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.measured_join import MeasuredJoin, measure_join
@@ -28,13 +27,11 @@ class JoinAttempt:
         call: A call of the graph.
         settings: The arguments of `chainstay.fit`.
         loss: Makes the loss's stage for a join, if there is a loss.
-        blocks: Paths of the model's repeated blocks.
     """
 
     call: GraphCall
     settings: PlannerSettings
     loss: Callable[[GraphJoin], ChainStage | None]
-    blocks: frozenset[str]
     _known: list[MeasuredJoin] = field(default_factory=list)
 
     def measured(self) -> MeasuredJoin:
@@ -45,7 +42,7 @@ class JoinAttempt:
         """
         if not self._known:
             call, settings = self.call, self.settings
-            join = cut_into_join(call.observed_again(), settings.granularity, self.blocks)
+            join = call.as_join(settings.granularity)
             with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
                 parts = parts_of(join, call.inputs, self.loss(join), call.device, progress=bar)
                 measured = measure_join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -13,7 +14,7 @@ from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
-from chainstay.runtime.joins.staged_join import StagedJoin
+from chainstay.runtime.joins.staged_join import StagedJoin, with_join
 from chainstay.runtime.options.table import OptionTable, require_repeatable_step, used_options
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
@@ -89,6 +90,15 @@ class JoinExecutor:
         self.chain = replace(chain, options=used)
         self.plan: ExecutionPlan = plan_execution(schedule, shape)
 
+    def for_join(self, join: GraphJoin, inputs: Sequence[Any]) -> JoinExecutor | None:
+        """The same schedule for a join with other numbers; ``None`` if its options do not fit."""
+        staged = with_join(replace(self._join, chain=self.chain), join, inputs)
+        if staged is None:
+            return None
+        alike = copy(self)
+        vars(alike).update(_join=staged, chain=staged.chain)
+        return alike
+
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
         """Return the last state, from the first states of all branches in one."""
         chain = self.chain
@@ -121,3 +131,8 @@ class PlannedJoin(Planned):
     def options(self) -> OptionTable:
         """See `Planned`."""
         return self.executor.chain.options
+
+    def for_graph(self, graph: GraphJoin, inputs: Sequence[Any]) -> PlannedJoin | None:
+        """The plan for a graph with other numbers; ``None`` if its options do not fit these."""
+        executor = self.executor.for_join(graph, inputs)
+        return None if executor is None else replace(self, graph=graph, executor=executor)

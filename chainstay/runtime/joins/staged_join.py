@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.runtime.stage.loss_stage import on_stand_ins
+from chainstay.runtime.stage.staged_graph import chain_alike
 from chainstay.runtime.stage.states import State, detached
 
 
@@ -39,6 +41,23 @@ class StagedJoin:
         stages = enumerate(self.chain.stages)
         position = {id(part): index for index, stage in stages for part in stage.parts}
         return tuple(tuple(position[id(stage)] for stage in own) for own in self.join.sums)
+
+
+def with_join(former: StagedJoin, join: GraphJoin, inputs: Sequence[Any]) -> StagedJoin | None:
+    """Return the stages of a join, joined where those of one that is alike are.
+
+    ``None`` if options of these are no longer what they were.
+    """
+    sizes = (*former.lengths, len(former.chain.stages))  # the tail is what is left
+
+    def subjects(stages: tuple[ChainStage, ...]) -> Iterator[Subject]:
+        following = iter(stages)
+        parts = parts_of(join, inputs, None, former.chain.device)
+        for part, size in zip(parts, sizes, strict=False):  # there may be no tail
+            yield replace(part, stages=tuple(islice(following, size)))
+
+    chain = chain_alike(former.chain, join, subjects)
+    return None if chain is None else replace(former, join=join, chain=chain)
 
 
 def parts_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.cuts.chain import GraphChain, GraphStages
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.costs import Subject
@@ -137,7 +137,7 @@ def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     return StagedGraph(graph=graph, chain=chain)
 
 
-def grouped_alike(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[ChainStage, ...]:
+def grouped_alike(graph: GraphStages, stages: Sequence[ChainStage]) -> tuple[ChainStage, ...]:
     """Return the stages of a graph, joined where those of a graph that is alike are."""
     parts = iter(graph.stages)
     return tuple(replace(stage, parts=tuple(islice(parts, len(stage.parts)))) for stage in stages)
@@ -146,11 +146,34 @@ def grouped_alike(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[Chai
 def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
     """The stages of a graph, joined where those of a graph that is alike are.
 
+    ``None`` if options of these are no longer what they were, see `chain_alike`.
+    """
+
+    def subjects(stages: tuple[ChainStage, ...]) -> Iterator[Subject]:
+        own = subject_of(graph, inputs, None, former.device, merges=False)
+        yield replace(own, stages=stages)
+
+    chain = chain_alike(former, graph, subjects)
+    return None if chain is None else StagedGraph(graph=graph, chain=chain)
+
+
+def chain_alike(
+    former: Chain,
+    graph: GraphStages,
+    subjects: Callable[[tuple[ChainStage, ...]], Iterator[Subject]],
+) -> Chain | None:
+    """Return the stages of a graph, joined where those of one that is alike are.
+
     ``None`` if options of these are no longer what they were: with a probability of 0, dropout
     saves nothing.
 
     What was seen of a stage counts for one that is equal, numbers included. Another one may do
     what it says it may: dropout with a probability of 0 draws nothing, with another it does.
+
+    Args:
+        former: The stages of the graph that is alike.
+        graph: The graph.
+        subjects: Yields the parts of the graph, made of these stages, to be run.
     """
     stages = grouped_alike(graph, former.stages)
     effects = []
@@ -161,23 +184,17 @@ def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> Stage
         is_same = is_same and stage.effects.draws_random == before.effects.draws_random
         seen = replace(own, draws_random=known.draws_random, draws_on_host=known.draws_on_host)
         effects.append(seen if is_same else own)
-
-    def subjects() -> Iterator[Subject]:
-        own = subject_of(graph, inputs, None, former.device, merges=False)
-        yield replace(own, stages=stages)
-
     with measuring(former.device):
-        options = options_again(former.options, stages, subjects)
+        options = options_again(former.options, stages, lambda: subjects(stages))
     if options is None:
         return None
-    chain = Chain(
+    return Chain(
         stages=stages,
         device=former.device,
         names=graph.shared_names,
         effects=tuple(effects),
         options=options,
     )
-    return StagedGraph(graph=graph, chain=chain)
 
 
 def _texts(stage: ChainStage) -> list[str]:
