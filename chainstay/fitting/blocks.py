@@ -222,13 +222,12 @@ class BlockForward:
             return None
         host = Host(call, self.device)
         while True:
-            unreached = self.unreached
             try:
                 return self._planned_blocks(host, is_new=is_new)
             except NothingToPlanError:
                 return None
             except UnreachedBlocksError as refusal:  # these run by themselves from now on
-                self.unreached = (*unreached, *refusal.names)
+                self.unreached += refusal.names
 
     def _planned_blocks(self, host: Host, *, is_new: bool) -> PlannedBlocks | None:
         """Return a plan for the blocks of a model; see `_planned`.

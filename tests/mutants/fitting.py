@@ -119,7 +119,7 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "fitting/blocks.py",
-        "                self.unreached = (*unreached, *refusal.names)\n",
+        "                self.unreached += refusal.names\n",
         "                raise\n",
         "agreement/test_fit_expanded_blocks.py"
         "::test_blocks_that_the_loss_does_not_depend_on_run_by_themselves",
