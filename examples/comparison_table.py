@@ -68,7 +68,7 @@ def comparison(title: str, budget: int, plain_time: int, rows: Iterable[Comparis
 
 
 def _beside(time: int, plain_time: int) -> str:
-    return f"{100 * (time / plain_time - 1):+.1f} %"
+    return f"{time / plain_time - 1:+.1%}"
 
 
 def _within(size: int, budget: int) -> str:

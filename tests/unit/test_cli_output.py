@@ -91,7 +91,7 @@ def test_what_was_measured_is_shown_beside_what_was_planned() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
     console.print(table)
     assert isinstance(console.file, io.StringIO)
-    rows = [line for line in console.file.getvalue().splitlines() if "+50.0 %" in line]
+    rows = [line for line in console.file.getvalue().splitlines() if "+50.0%" in line]
     assert [row.split()[-1] for row in rows] == ["yes", "no", "–"]
     assert [row.count("–") for row in rows] == [0, 0, 3]
     red, green = "\x1b[31m", "\x1b[32m"
