@@ -39,7 +39,7 @@ class ComparisonRow:
 def comparison(title: str, budget: int, plain_time: int, rows: Iterable[ComparisonRow]) -> Table:
     """Return a table of `rows` under one budget, measured peaks above it in red.
 
-    `plain_time` is the measured time of plain training, in ns.
+    Extra time is in percent of `plain_time`, the measured time of plain training in ns.
     """
     table = Table(
         title=title,
@@ -50,7 +50,7 @@ def comparison(title: str, budget: int, plain_time: int, rows: Iterable[Comparis
         show_edge=False,
     )
     table.add_column("", no_wrap=True)
-    headings = ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured", "beside\nplain")
+    headings = ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured", "extra\ntime")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("proved\nbest", justify="center", no_wrap=True)
@@ -61,14 +61,10 @@ def comparison(title: str, budget: int, plain_time: int, rows: Iterable[Comparis
             _within(row.measured_peak, budget),
             _UNKNOWN if row.predicted_time is None else format_time(row.predicted_time),
             format_time(row.measured_time),
-            _UNKNOWN if row.measured_time == plain_time else _beside(row.measured_time, plain_time),
+            f"{row.measured_time / plain_time - 1:+.1%}",
             {True: "yes", False: "no", None: _UNKNOWN}[row.is_optimal],
         )
     return table
-
-
-def _beside(time: int, plain_time: int) -> str:
-    return f"{time / plain_time - 1:+.1%}"
 
 
 def _within(size: int, budget: int) -> str:
