@@ -20,7 +20,7 @@ class Recurrent(nn.Module):
     def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
         super().__init__()
         self.embed = nn.Embedding(30, 12)
-        self.layers = kind(12, 12, num_layers=4, **options)
+        self.layers = kind(12, 12, **{"num_layers": 4, **options})
         self.head = nn.LazyLinear(30)
 
     def forward(self, tokens: torch.Tensor, start: Any = None) -> dict[str, Any]:
@@ -66,6 +66,19 @@ def test_layers_are_planned_one_by_one(name: str) -> None:
     profile = shown(fitted).plans[0].profile
     assert isinstance(profile, chainstay.ChainProfile)
     assert sum("part of layers" in stage.name for stage in profile.stages) > 1
+
+
+def test_two_layers_are_cut_behind_the_dropout_between_them() -> None:
+    """The second layer saves what dropout gives; what goes into dropout is let go."""
+    torch.manual_seed(0)
+    plain = Recurrent(nn.GRU, num_layers=2, dropout=0.3, batch_first=True)
+    plain(TOKENS)
+    sample, fitted = Sample((TOKENS,)), copy.deepcopy(plain)
+    chainstay.fit(fitted, sample.args, budget="70%", progress=False)
+    assert differences(trained(fitted, sample), trained(plain, sample)) == []
+    profile = shown(fitted).plans[0].profile
+    assert isinstance(profile, chainstay.ChainProfile)
+    assert [stage.name for stage in profile.stages] == ["embed", "head", "loss"]
 
 
 def test_one_layer_stays_as_it_is() -> None:

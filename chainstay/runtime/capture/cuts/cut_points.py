@@ -47,7 +47,7 @@ class _CutPlace:
     index: int  # of the operator in front of it
     storages: frozenset[int]
     size: int  # in bytes, without what model and caller hold
-    is_saved: bool  # by autograd, in any case
+    unsaved: int  # bytes of it that autograd does not save anyway
 
 
 def choose_cuts(
@@ -88,7 +88,8 @@ def _allowed_places(crossings: Crossings, forbidden: set[int]) -> list[_CutPlace
     for index, state in enumerate(crossings.sweep()):
         if index not in forbidden and any(observed[node].requires_grad for node in state):
             storages = frozenset(storage for node in state for storage in observed[node].storages)
-            places.append(_CutPlace(index, storages, observed.size_of(storages), storages <= saved))
+            size, unsaved = observed.size_of(storages), observed.size_of(storages - saved)
+            places.append(_CutPlace(index, storages, size, unsaved))
     return places
 
 
@@ -112,7 +113,8 @@ def _candidates(places: Sequence[_CutPlace]) -> list[_CutPlace]:
     found: list[_CutPlace] = []
     for before, run, after in zip(sizes, runs, sizes[2:], strict=False):
         if len(run[0].storages) == 1 or before > run[0].size <= after:
-            found += [place for place in run if place.is_saved] or [run[-1]]
+            saved = [place for place in run if not place.unsaved]
+            found += saved or [min(run[::-1], key=lambda place: place.unsaved)]
     return found
 
 
@@ -191,7 +193,7 @@ def _with_large_split(
             and up_to[place.index - before] * _LEAST_PART >= whole
             and behind[place.index - before] * _LEAST_PART >= whole
         }
-        best = min(added, key=added.__getitem__, default=None)
+        best = min(added, key=lambda place: (added[place], place.unsaved), default=None)
         if best is not None and added[best] * 2 <= whole:
             found.add(best.index)
             pending += [(before, best.index), (best.index, after)]
