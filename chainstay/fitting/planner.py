@@ -32,6 +32,7 @@ from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.capture.operators import ObservedGraph, observe_graph
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.backend_settings import backend_settings
 from chainstay.runtime.devices.device import device_at, device_of
 from chainstay.runtime.execute.alternatives import table_of
 from chainstay.runtime.execute.block_executor import PlannedBlocks
@@ -225,10 +226,10 @@ class Planner:
         device = device_of([value for value in inputs if isinstance(value, torch.Tensor)])
         device_at(device)  # refuses what counts no bytes
         observed = observe_graph(self.name, forward, inputs)
-        autocast = Autocast.now(device)
+        settings = (Autocast.now(device), backend_settings())
         graph_call = GraphCall(
-            key=graph_key(observed, inputs, autocast),
-            family=graph_key(observed, inputs, autocast, has_sizes=False),
+            key=graph_key(observed, inputs, settings),
+            family=graph_key(observed, inputs, settings, has_sizes=False),
             forward=forward,
             observed=observed,
             inputs=inputs,

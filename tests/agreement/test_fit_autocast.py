@@ -86,6 +86,42 @@ def test_a_second_step_within_one_context_is_refused(by: str) -> None:
         stepped(planned, optimizer, x)
 
 
+class Gated(nn.Module):
+    """Multiplies what two gates pass, which are equal before the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(2))
+        self.gates = nn.ParameterList(torch.full((64,), 0.1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.enter(x)
+        one, other = (norm(h) * gate for norm, gate in zip(self.norms, self.gates, strict=True))
+        y: torch.Tensor = self.leave(torch.softmax(one @ other.transpose(-1, -2), -1) @ h)
+        return y.float().square().mean()
+
+
+def test_factors_that_are_equal_in_the_planned_call_only() -> None:
+    """Which of them autocast has copied is not told by their values."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 64, 64)
+    plain = Gated()
+    planned = copy.deepcopy(plain)
+    with context():
+        chainstay.fit(planned, (x,), budget="80%", repeats=1, progress=False)
+    assert keeps_in_part(planned)
+    gradients = []
+    for model in (plain, planned):
+        with torch.no_grad():
+            model.gates[0].copy_(torch.linspace(0, 1, 64))
+        with context():
+            loss = model(x)
+        loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
 class Casting(Stack):
     """Enters autocast itself, and decides by a value: it has no graph as a whole."""
 

@@ -289,12 +289,24 @@ def test_parameters_frozen_after_fit(by: str) -> None:
 
 @each_way
 def test_kernels_chosen_after_fit(by: str) -> None:
-    """Attention saves other tensors then, so that stages are kept whole; blocks run alone."""
+    """Attention saves other tensors then: calls by such kernels are planned anew."""
     models = in_part(lambda: Language(is_gated=True).train(), TOKENS, by)
     for step, kernel in enumerate((SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)):
         with sdpa_kernel(kernel):
             plain, planned = (gradients_of(model, TOKENS, step) for model in models)
         assert differences(planned, plain) == [], kernel
+
+
+@each_way
+def test_a_setting_of_kernels_that_is_changed_after_fit_keeps_the_budget(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(256, 64)
+    models = in_part(numbers, x, by)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    plain, planned = (gradients_of(model, x, 0) for model in models)
+    assert differences(planned, plain) == []
+    assert peak_of(models[1], x) + x.nbytes <= shown(models[1]).solution.budget
 
 
 @each_way

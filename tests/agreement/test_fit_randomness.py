@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -50,6 +51,46 @@ class Chain(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x
+
+
+def binomial(x: torch.Tensor) -> torch.Tensor:
+    return torch.binomial(x.detach().abs().floor(), torch.full_like(x, 0.4))
+
+
+SELDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "poisson": lambda x: torch.poisson(x.abs()),
+    "rrelu": partial(nn.functional.rrelu, training=True),
+    "binomial": binomial,
+}
+"""Operators that draw nothing from torch's generator if all numbers are 0."""
+
+
+@pytest.mark.parametrize("budget", ["80%", "60%"])
+@pytest.mark.parametrize("name", SELDOM)
+def test_what_draws_nothing_when_it_is_planned_may_draw_later(name: str, budget: str) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Tanh(), nn.LayerNorm(64)]
+    plain = nn.Sequential(Applied(SELDOM[name]), *layers, nn.GELU(), nn.Linear(64, 64))
+    planned = copy.deepcopy(plain)
+    chainstay.fit(planned, (torch.zeros(64, 64),), budget=budget, repeats=1, progress=False)
+    x, initial = torch.randn(64, 64) * 3, copy.deepcopy(plain.state_dict())
+    one, other = (
+        three_steps(model, lambda of=model: of(x).square().mean(), initial)  # type: ignore[misc]
+        for model in (plain, planned)
+    )
+    assert differences(one, other) == []
+
+
+class Applied(nn.Module):
+    """Sines of what a function gives of the input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.function(x) * self.scale)
 
 
 class Whole(nn.Module):

@@ -68,6 +68,7 @@ def dropped(function: Callable[..., torch.Tensor], *args: Any) -> nn.Module:
 WITH_PARTS: dict[str, Callable[[], nn.Module]] = {
     "attention": Attention,
     "causal": lambda: Attention(is_causal=True, scale=0.7),
+    "negative scale": lambda: Attention(scale=-0.7),
     "mask": lambda: Attention(lambda: torch.rand(6, 6) > 0.4),
     "nothing to look at": lambda: Attention(lambda: torch.arange(6)[:, None] > torch.arange(6)),
     "bias": lambda: Attention(lambda: torch.randn(2, 1, 6, 6)),

@@ -447,6 +447,30 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/trace.py",
+        "if len(places) == 1:",
+        "if places:",
+        "agreement/test_fit_autocast.py::test_factors_that_are_equal_in_the_planned_call_only",
+    ),
+    Mutant(
+        "runtime/options/trace.py",
+        "if self._draws.seen and not drawn:",
+        "if False:",
+        "agreement/test_fit_randomness.py::test_what_draws_nothing_when_it_is_planned_may_draw_later",
+    ),
+    Mutant(
+        "runtime/execute/environment.py",
+        "environment.random = drawn or environment.random",
+        "environment.random = drawn",
+        "agreement/test_fit_randomness.py::test_what_draws_nothing_when_it_is_planned_may_draw_later",
+    ),
+    Mutant(
+        "runtime/capture/dynamo.py",
+        "told = (backend_settings(), *map(type, inputs),",
+        "told = ((), *map(type, inputs),",
+        "agreement/test_fit_options.py::test_a_setting_of_kernels_that_is_changed_after_fit_keeps_the_budget",
+    ),
+    Mutant(
+        "runtime/options/trace.py",
         "self.values[index].is_overwritten = True",
         "self.values[index].is_overwritten = False",
         "agreement/test_stage_options.py::test_every_option_trains_as_plain",

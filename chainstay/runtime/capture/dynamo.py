@@ -50,6 +50,7 @@ from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_
 from chainstay.runtime.capture.unguarded import environment, has_read_environment, unguarded
 from chainstay.runtime.capture.values.conditions import Condition, inquiry, values_looked_up
 from chainstay.runtime.capture.values.constant_masks import constant_masks_left_out
+from chainstay.runtime.devices.backend_settings import BackendSettings, backend_settings
 
 CapturedForward = Callable[..., Sequence[Any]]
 """Runs a captured graph: takes its inputs, gives its outputs."""
@@ -57,8 +58,8 @@ CapturedForward = Callable[..., Sequence[Any]]
 _Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
 """Takes a graph and the inputs of the call it was traced on; says how it is to be run."""
 
-Sizes = tuple[type | torch.Size | float, ...]
-"""The types of a call's inputs, and the numbers and sizes of its tensors that may differ."""
+Sizes = tuple[BackendSettings | type | torch.Size | float, ...]
+"""Settings of kernels, the types of a call's inputs, and numbers and sizes that may differ."""
 
 MOST_SHAPES: Final = 256
 """Shapes of calls whose graphs are kept; a graph and its plan may take ten megabytes."""
@@ -96,8 +97,8 @@ class GraphForward:
         graph: The graph as TorchDynamo gave it.
         inputs: The kinds and names of its inputs.
         is_dynamic: Whether sizes of tensors may differ between its calls.
-        plans: The plans, by types and sizes: with ``torch.func.functional_call``, tensors that a
-            plan has to keep may stand for parameters, which it never holds.
+        plans: The plans, by what `sizes` gives: with ``torch.func.functional_call``, tensors that
+            a plan has to keep may stand for parameters, which it never holds.
     """
 
     graph: fx.GraphModule
@@ -129,8 +130,11 @@ class GraphForward:
         return planned(*inputs)
 
     def sizes(self, inputs: Sequence[Any]) -> Sizes:
-        """Return what tells plans apart in these inputs."""
-        told = (*map(type, inputs), *sizing_numbers(self.inputs, inputs))
+        """Return what tells plans apart: these inputs, and settings of torch's kernels.
+
+        By other kernels, options of stages may save something else.
+        """
+        told = (backend_settings(), *map(type, inputs), *sizing_numbers(self.inputs, inputs))
         if not self.is_dynamic:
             return told
         return (*told, *(value.shape for value in inputs if isinstance(value, torch.Tensor)))

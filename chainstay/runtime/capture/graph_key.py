@@ -17,13 +17,12 @@ from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.graph_inputs import sizing_numbers
 from chainstay.runtime.capture.operators import ObservedGraph
 from chainstay.runtime.capture.subgraphs import regions_of, text_of
-from chainstay.runtime.devices.autocast import Autocast
 
 
 def graph_key(
     observed: ObservedGraph,
     inputs: Sequence[object],
-    autocast: Autocast | None,
+    settings: Hashable,
     *,
     has_sizes: bool = True,
     tells_parameters: bool = True,
@@ -33,7 +32,7 @@ def graph_key(
     Args:
         observed: The graph.
         inputs: The inputs of a call.
-        autocast: The setting that it is traced under.
+        settings: What it is traced under: of autocast, for instance.
         has_sizes: Whether tensors of other sizes make another key.
         tells_parameters: Whether other tensors in place of parameters make another key.
     """
@@ -50,7 +49,7 @@ def graph_key(
     nodes = [node for node in captured.graph.nodes if node not in numbers]
     places = {node: index for index, node in enumerate(nodes)}
     return (
-        autocast,
+        settings,
         tuple(kind for kind in kinds if not kind.is_number),
         sizes if has_sizes else len(sizes),
         tuple(map(layout_of, values)),

@@ -37,6 +37,7 @@ from chainstay.runtime.capture.graph import (
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.subgraphs import node_result, regions_of
+from chainstay.runtime.devices.random_kernels import may_draw
 from chainstay.runtime.execute.handles import refuse_backward
 from chainstay.runtime.stage.states import tensors_in
 
@@ -296,7 +297,7 @@ class _Observer:
                 raise NoStagesError(
                     f"torch cannot tell without running it what {node.name} makes: {cause}"
                 ) from cause
-        kernels.draws_random |= is_higher  # nothing is known of the graphs that it takes
+        kernels.draws_random |= is_higher and may_draw(node.target, (), {})
         self._note(node, value, saved, kernels)
 
     def _note(
@@ -360,7 +361,7 @@ class _Kernels(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self.written += _written_by(func, args, kwargs or {})
-        self.draws_random |= torch.Tag.nondeterministic_seeded in func.tags
+        self.draws_random |= may_draw(func, args, kwargs or {})
         self.fills_saved |= "rrelu_with_noise" in str(func)
         return func(*args, **(kwargs or {}))
 

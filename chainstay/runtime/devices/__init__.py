@@ -9,6 +9,7 @@
 `stopwatch`         the time of one call
 `device_memory`     what is free on a device for a training step
 `kernel_watch`      a look at every kernel that runs
+`random_kernels`    which of them may draw random numbers
 `autocast`          autocast's settings
 `backend_settings`  settings of torch's kernels
 `generators`        random numbers that are not torch's

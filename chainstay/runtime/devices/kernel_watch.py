@@ -46,13 +46,14 @@ class KernelWatch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.see(func, result)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.see(func, args, kwargs, result)
         return result
 
     @abstractmethod
-    def see(self, kernel: Callable[..., Any], result: Any) -> None:
-        """Look at a kernel that has run, and at what it gave."""
+    def see(self, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """Look at a kernel that has run, and at what it took and gave."""
 
 
 _IS_EARLY: Final = not hasattr(TorchDispatchMode, "supports_higher_order_operators")

@@ -53,7 +53,8 @@ def first_look(
 ) -> tuple[Effects, Environment, State]:
     """Run `stage` once: how it touches the world, what it ran in, and the next state.
 
-    Operators that may draw random numbers say so, attention for instance; only some do.
+    A stage that may draw random numbers, and draws none here, may do so in a later run: for other
+    values, ``poisson`` does. Of which device they are is what this run shows.
     """
     effects = stage.effects
     environment = Environment.capture(stage, effects, shared, device)
@@ -62,8 +63,8 @@ def first_look(
     pairs = zip(environment.random, after, strict=True)
     drawn = tuple(old for old, new in pairs if not torch.equal(old[1], new[1]))
     on_host = any(where is _HOST for where, _ in drawn) or not drawn
-    effects = replace(effects, draws_random=bool(drawn), draws_on_host=on_host)
-    environment.random = drawn
+    effects = replace(effects, draws_on_host=on_host)
+    environment.random = drawn or environment.random
     return effects, environment, output
 
 

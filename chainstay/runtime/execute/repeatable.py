@@ -53,7 +53,7 @@ class OperatorLog(KernelWatch):
 
     entries: list[tuple[object, ...]] = field(default_factory=list)
 
-    def see(self, kernel: Callable[..., Any], result: Any) -> None:
+    def see(self, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:  # noqa: ARG002  # of no interest here
         """Add an entry."""
         given = [] if "empty" in str(kernel) else tensors_in(result)  # which holds anything
         self.entries.append((str(kernel), *map(_digest, given)))

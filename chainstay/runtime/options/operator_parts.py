@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from math import sqrt
+from math import copysign, sqrt
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -144,11 +144,13 @@ def dropout(tensor: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 def scale(tensor: torch.Tensor, dimension: int, product_scale: float | None) -> torch.Tensor:
     """Return a query or a key times the root of the scale of their product.
 
-    By default, that is one by the root of the size of `dimension`, over which the product sums.
+    By default, that is one by the root of the size of `dimension`, over which the product sums. A
+    negative one makes the query negative.
     """
     if product_scale is None:
         product_scale = 1 / sqrt(tensor.size(dimension))
-    return tensor * sqrt(product_scale)
+    is_query = dimension == -1
+    return tensor * copysign(sqrt(abs(product_scale)), product_scale if is_query else 1)
 
 
 def add_mask(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

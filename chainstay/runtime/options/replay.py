@@ -56,12 +56,17 @@ class ReplayHandle:
         """The tensor.
 
         Raises:
-            PlanMismatchError: What the replay starts from was changed, or it gave something else.
+            PlanMismatchError: What the replay starts from was changed, it gave something else, or
+                its forward failed.
         """
         group = self.group  # another thread's replay may take it away
         if self.tensor is None and group is not None:
             group.replay()
-        assert self.tensor is not None, "a replay fills all handles"
+        if self.tensor is None:
+            raise PlanMismatchError(
+                "what a stage that is kept in part saved is not there, because an earlier "
+                "recomputation failed; run the forward again"
+            )
         return self.tensor
 
 

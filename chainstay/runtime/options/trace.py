@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from chainstay.runtime.devices.memory import allocated_bytes
+from chainstay.runtime.devices.random_kernels import DrawWatch
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import is_parameter, refuse_backward
 from chainstay.runtime.options.special_operators import is_dropout, scratch_arguments
@@ -133,6 +134,7 @@ class Trace:
     _known: list[StorageWeakRef] = field(default_factory=list)  # or a storage takes one's place
     _stale: set[fx.Node] = field(default_factory=set)  # views that cannot be made again
     _packed: list[torch.Tensor] = field(default_factory=list)  # by the present node
+    _draws: DrawWatch = field(default_factory=DrawWatch)
 
     def trace(self) -> None:
         """Run the stage.
@@ -148,7 +150,7 @@ class Trace:
             self.flags.append(any(tensor.requires_grad for tensor in tensors))
         self.written.update(_key(shared[position]) for position in self.run.stage.effects.written)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, refuse_backward)
-        with torch.enable_grad(), hooks:
+        with torch.enable_grad(), hooks, self._draws:
             results = self.run.run(inputs, self._note)
         keys = [_key(tensor) for tensor in tensors_in(results)]
         self.outputs = {self._current[key] for key in keys} - {EXTERNAL}
@@ -177,13 +179,15 @@ class Trace:
         )
         noise = MemoryLayout.of(held[node.args[0]]) if is_dropout(node) else None  # type: ignore[index]  # a node
         before = random_states(self.device)
-        self._packed = []
+        self._packed, self._draws.seen = [], False
         value = call()
         drawn = tuple(
             device.type
             for (device, old), (_, new) in zip(before, random_states(self.device), strict=True)
             if not torch.equal(old, new)
         )
+        if self._draws.seen and not drawn:  # for these values
+            drawn = tuple(device.type for device, _ in before)
         written = {_key(tensor) for tensor, old in given if version_of(tensor) != old}
         updated = {
             key for argument in scratch_arguments(node).values() for key in self.made[argument]
@@ -230,10 +234,11 @@ class Trace:
             value = self.values[index]
             value.saver = value.saver or (node, number)
             if is_extra and torch.is_autocast_enabled(self.device.type):
-                copied = (source for source in arguments if _is_cast(held[source], tensor))
-                argument = next(copied, None)
-                if argument is not None:
-                    value.cast = Cast(argument, node, tensor.dtype, index)
+                copied = [source for source in arguments if _is_cast(held[source], tensor)]
+                # Arguments that are equal here may differ in other steps: which it is, is unknown.
+                places = {(_key(held[s]), held[s].storage_offset()) for s in copied}
+                if len(places) == 1:
+                    value.cast = Cast(copied[0], node, tensor.dtype, index)
         self._packed = []
 
     def _overwrite(self, node: fx.Node, written: Iterable[int]) -> None:
@@ -270,7 +275,7 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 def _is_cast(argument: object, saved: torch.Tensor) -> bool:
-    """Whether a saved tensor is a copy of an argument in another precision, bit for bit."""
+    """Whether a saved tensor may be a copy of an argument in another precision: of equal bits."""
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
         return False
     if argument.dtype == saved.dtype or not saved.is_floating_point():

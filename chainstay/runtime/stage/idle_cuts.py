@@ -102,7 +102,7 @@ class _Products(KernelWatch):
 
     are_there: bool = False
 
-    def see(self, kernel: Callable[..., Any], result: Any) -> None:  # noqa: ARG002  # of no interest here
+    def see(self, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:  # noqa: ARG002  # of no interest here
         """Look whether it is one of these."""
         packet = getattr(kernel, "overloadpacket", None)  # none of a higher-order operator
         self.are_there |= packet is None or packet in flop_registry

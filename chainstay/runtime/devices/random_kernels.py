@@ -1,0 +1,52 @@
+"""Kernels that may draw random numbers from torch's generators.
+
+A run on a sample does not tell: ``poisson`` draws nothing where a rate is 0, a leaky ``rrelu``
+nothing for positive numbers, a branch that is not taken nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+
+from chainstay.runtime.devices.kernel_watch import KernelWatch
+
+_SHARES: Final = ("dropout_p", "dropout")
+_MODES: Final = ("training", "train")
+_CALM: Final = ("flex_attention", "flex_attention_backward")
+"""Higher-order operators that draw nothing, whatever graphs they take."""
+
+
+def may_draw(kernel: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a kernel may draw random numbers when it is called like that.
+
+    That does not depend on values of tensors: attention without dropout draws nothing.
+    """
+    if not isinstance(kernel, OpOverload):
+        return getattr(kernel, "__name__", "") not in _CALM  # nothing is known of the graphs inside
+    schema = kernel._schema  # noqa: SLF001  # what an operator says of itself
+    if torch.Tag.nondeterministic_seeded not in kernel.tags:
+        return False
+    given = {parameter.name: parameter.default_value for parameter in schema.arguments}
+    given |= dict(zip(given, args, strict=False)) | dict(kwargs)
+    has_none = any(given.get(name, 1) == 0 for name in _SHARES)
+    return not has_none and all(given.get(name, True) for name in _MODES)
+
+
+@dataclass
+class DrawWatch(KernelWatch):
+    """A context that sees kernels that may draw.
+
+    Attributes:
+        seen: Whether there was one; whoever asks sets it back.
+    """
+
+    seen: bool = False
+
+    def see(self, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:  # noqa: ARG002  # of no interest here
+        """Ask it."""
+        self.seen |= may_draw(kernel, args, kwargs)
