@@ -10,7 +10,7 @@ from chainstay.formulations import CPSAT
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import OffloadProblem
 from chainstay.profiles import OffloadProfile
-from chainstay.schedule import Item, Op, Schedule
+from chainstay.schedule import Discards, Item, Op, Schedule
 from chainstay.solve.hybrid_exact import IntegerProgramHybrid
 from chainstay.solve.hybrid_pofo import (
     Pofo,
@@ -51,7 +51,7 @@ class AutoHybrid:
         combined = self._combined(problem, keep_all)
         claims = {
             "keep all": keep_all,
-            "recompute": _claimed(problem, recompute_only_schedule(problem)),
+            "recompute": _claimed(problem, recompute_only_schedule(problem, Discards.FREE)),
             "offload": _claimed(problem, _offloading(problem)),
             "combined": combined,
         }

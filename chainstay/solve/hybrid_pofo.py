@@ -15,7 +15,7 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, Solver
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.profiles import Link
-from chainstay.schedule import OpKind, Schedule
+from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Family
 from chainstay.solve.whole_transfers import WholeTransferSearch
 from chainstay.timetable import Time, TimedSchedule, Transfers, exact
@@ -205,9 +205,11 @@ def _fractional_value(problem: HybridProblem, schedule: Schedule) -> Time | None
         return None
 
 
-def recompute_only_schedule(problem: HybridProblem) -> Schedule | None:
-    """Return the persistent optimum without transfers, if it fits."""
+def recompute_only_schedule(
+    problem: HybridProblem, discards: Discards = Discards.TABLE1
+) -> Schedule | None:
+    """Return the persistent optimum without transfers under these rules, if it fits."""
     try:
-        return DP()(problem.profile, problem.budget).schedule
+        return DP(discards=discards)(problem.profile, problem.budget).schedule
     except InfeasibleBudgetError:
         return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from chainstay import CPSAT, DP, MIP, solve_hybrid, solve_offload
+from chainstay import CPSAT, DP, MIP, solve_chain, solve_hybrid, solve_offload
 from chainstay.errors import (
     BackendError,
     CertificateError,
@@ -18,7 +19,7 @@ from chainstay.errors import (
 )
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import OffloadClaim, OffloadProblem
-from chainstay.profiles import Link, OffloadProfile
+from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
 from chainstay.solve.hybrid import AutoHybrid, IntegerProgramHybrid, Pofo
 from chainstay.solve.offload import AutoOffload, IntegerProgramOffload
 from chainstay.timetable import Transfers
@@ -98,6 +99,18 @@ def test_without_its_solver_auto_says_what_it_has(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SolverLimitError, match="no plan of this 2-stage chain was found") as caught:
         AutoHybrid()(NO_ROOM)
     assert isinstance(caught.value.__cause__, BackendError)
+
+
+def test_over_a_slow_link_auto_recomputes_under_its_own_rules() -> None:
+    """It may drop anything at any time: saved data outlive their input here."""
+    stage = Stage(
+        forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30, gradient_bytes=10
+    )
+    chain = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 12)
+    quick = AutoHybrid(combined=Pofo(slots=16, tries=5))
+    found = solve_hybrid(chain, 195, link=Link(bandwidth=Fraction(1, 1000)), method=quick)
+    alone = solve_chain(chain, 195, DP(discards="free")).makespan
+    assert found.makespan == dict(found.alternatives)["recompute"] == alone == 43
 
 
 def test_a_bound_above_what_is_known_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
