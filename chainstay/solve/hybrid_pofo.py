@@ -17,6 +17,7 @@ from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.profiles import Link
 from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Family
+from chainstay.solve.least_memory import least_memory_program
 from chainstay.solve.whole_transfers import WholeTransferSearch
 from chainstay.timetable import Time, TimedSchedule, Transfers, exact
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
@@ -64,7 +65,7 @@ class Pofo:
         """Return the best schedule found, with bounds on persistent plans.
 
         Raises:
-            SolverLimitError: No persistent plan was found that fits; there may be one.
+            SolverLimitError: Nothing was found that fits; there may be something.
         """
         plans, bound = self.plans(problem)
         if (recomputing := recompute_only_schedule(problem)) is not None:
@@ -83,8 +84,12 @@ class Pofo:
             for schedule in schedules
             if (value := _fractional_value(problem, schedule)) is not None
         ]
+        if integral is None and problem.transfers is Transfers.INTEGRAL:
+            integral = least_memory_program(problem)
         if not valued:
-            raise nothing_found_error(problem)
+            if integral is None:
+                raise nothing_found_error(problem)
+            return unproved_claim(integral, problem)
         value, schedule = min(valued, key=lambda pair: pair[0])
         least = _clamped_bound(bound, value)
         fractional = HybridClaim(
@@ -168,10 +173,12 @@ def _clamped_bound(bound: Time, value: Time) -> Time:
 
 def nothing_found_error(problem: HybridProblem) -> SolverLimitError:
     """Return the error for a problem without an answer that is not proved to have none."""
+    is_integral = problem.transfers is Transfers.INTEGRAL
+    other = "method='cpsat' if the chain is short" if is_integral else "transfers='integral'"
     return SolverLimitError(
         f"no plan of this {len(problem.profile)}-stage chain was found that fits in "
         f"{problem.budget} bytes, which does not prove that there is none; raise the budget a "
-        "little, or try method='cpsat' if the chain is short"
+        f"little, or try {other}"
     )
 
 

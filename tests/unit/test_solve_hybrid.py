@@ -13,6 +13,7 @@ from chainstay.errors import (
     BackendError,
     CertificateError,
     HostBudgetError,
+    InfeasibleBudgetError,
     InvalidProfileError,
     SolverLimitError,
     UnknownMethodError,
@@ -111,6 +112,29 @@ def test_over_a_slow_link_auto_recomputes_under_its_own_rules() -> None:
     found = solve_hybrid(chain, 195, link=Link(bandwidth=Fraction(1, 1000)), method=quick)
     alone = solve_chain(chain, 195, DP(discards="free")).makespan
     assert found.makespan == dict(found.alternatives)["recompute"] == alone == 43
+
+
+@pytest.mark.parametrize("method", ["dp", AutoHybrid(exact_stages=0)], ids=str)
+def test_the_least_budget_named_has_a_plan(method: Any) -> None:
+    """One that drops what the first stage saved, and runs it again: no persistent one fits."""
+    sizes = ((6, 10, 6, 4, 0), (1, 6, 1, 1, 1), (1, 1, 1, 0, 1))
+    stages = tuple(
+        Stage(
+            output_bytes=output,
+            saved_bytes=saved,
+            gradient_bytes=gradient,
+            forward_overhead_bytes=forward,
+            backward_overhead_bytes=backward,
+        )
+        for output, saved, gradient, forward, backward in sizes
+    )
+    chain = ChainProfile(input_bytes=1, input_gradient_bytes=1, stages=stages)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        solve_hybrid(chain, 1, link=LINK, method=method)
+    assert caught.value.required == 20
+    assert solve_hybrid(chain, 20, link=LINK, method=method).peak_bytes == 20
+    with pytest.raises(SolverLimitError, match="a little, or try transfers='integral'"):
+        solve_hybrid(chain, 20, link=LINK, method=method, transfers="fractional")
 
 
 def test_a_bound_above_what_is_known_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
