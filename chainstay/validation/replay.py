@@ -7,9 +7,9 @@ from typing import Any
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.problems import AnyProblem, ChainProblem, HybridProblem, JoinProblem, OffloadProblem
-from chainstay.timetable import Timetable, Transfers
+from chainstay.timetable import Transfers
 from chainstay.validation.event_machine import TransferReplay
-from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
+from chainstay.validation.hybrid.fractional_transfers import fractional_replay
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.offload.simulate import simulate_offload
@@ -53,8 +53,7 @@ def replay_transfers(problem: OffloadProblem | HybridProblem, claim: Any) -> Tra
     if isinstance(problem, HybridProblem):
         if problem.transfers is Transfers.INTEGRAL:
             return simulate_hybrid(problem.profile, claim.schedule, budget=budget, link=link)
-        makespan = fractional_makespan(problem.profile, claim.schedule, budget=budget, link=link)
-        return TransferReplay(makespan=makespan, peak_bytes=budget, timetable=Timetable((), ()))
+        return fractional_replay(problem.profile, claim.schedule, budget=budget, link=link)
     if problem.transfers is Transfers.INTEGRAL:
         return simulate_offload(problem.profile, claim.schedule, budget=budget, link=link)
     if claim.timetable is None:

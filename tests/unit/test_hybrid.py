@@ -14,7 +14,7 @@ from chainstay.dp.hybrid.slot_chain import FINITE, Rooms
 from chainstay.dp.jit import interpreted
 from chainstay.profiles import Link, Skip
 from chainstay.schedule import Schedule
-from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
+from chainstay.validation.hybrid.fractional_transfers import fractional_makespan, fractional_replay
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.verify.chain_instances import with_skip
 from hybrid_support import CHAIN
@@ -28,7 +28,12 @@ def test_what_a_forward_reads_is_not_free_before_it_ends() -> None:
         fractional_makespan(CHAIN, schedule, budget=14, link=LINK)
     # Fa1 needs 17, so 2 of 10 bytes leave beside Fa0, 6 beside Fa1, and 2 in one more time unit.
     # On the way back, from the end: none beside B0; 2 before B1 has room, the rest beside it.
-    assert fractional_makespan(CHAIN, schedule, budget=15, link=LINK) == (1 + 3 + 1) + (2 + 1 + 4)
+    replay = fractional_replay(CHAIN, schedule, budget=15, link=LINK)
+    assert (replay.makespan, replay.peak_bytes) == ((1 + 3 + 1) + (2 + 1 + 4), 15)
+    # With room enough, 15 are there when Fa1 starts, and all 17 when B1 ends: a0 is back by then.
+    replay = fractional_replay(CHAIN, schedule, budget=1000, link=LINK)
+    assert (replay.makespan, replay.peak_bytes, replay.host_bytes) == (4 + 1 + 6 + 1, 17, 10)
+    assert solve_hybrid(CHAIN, 1000, link=LINK, transfers="fractional").peak_bytes == 17
 
 
 def test_whole_transfers_free_memory_when_they_end() -> None:

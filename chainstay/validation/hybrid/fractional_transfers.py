@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Item, Op, OpKind, Schedule
-from chainstay.timetable import Time, exact
+from chainstay.timetable import Time, Timetable, exact
+from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.hybrid.data_items import freed_items, output_item, read_items
 from chainstay.validation.simulate import simulate
 
@@ -48,13 +50,23 @@ def without_transfers(schedule: Schedule) -> Schedule:
 def fractional_makespan(
     profile: ChainProfile, schedule: Schedule, *, budget: int, link: Link
 ) -> Time:
-    """Return the least makespan of these computations if offloaded items may move in any parts.
+    """Return the makespan of `fractional_replay`; arguments and errors are its own."""
+    return fractional_replay(profile, schedule, budget=budget, link=link).makespan
+
+
+def fractional_replay(
+    profile: ChainProfile, schedule: Schedule, *, budget: int, link: Link
+) -> TransferReplay:
+    """Run these computations as early as they can if offloaded items may move in any parts.
 
     Args:
         profile: A chain without skips, with options of single stages only.
         schedule: Computations in order, and transfers; of these only the set of items counts.
         budget: Bytes.
         link: A half-duplex link without latency.
+
+    Returns:
+        The least makespan, the peak, and what is on the host at the turn; its timetable is empty.
 
     Raises:
         InvalidProfileError: Another link.
@@ -91,7 +103,12 @@ def fractional_makespan(
             f"the schedule exceeds the budget of {budget} even with all of "
             f"{len(moved)} items offloaded"
         )
-    return exact(forward + backward)
+    return TransferReplay(
+        makespan=exact(forward[0] + backward[0]),
+        peak_bytes=budget + ceil(max(forward[1], backward[1])),
+        timetable=Timetable((), ()),
+        host_bytes=sum(use.size for use in uses),
+    )
 
 
 def _uses(
@@ -142,8 +159,10 @@ def _half(
     times: Sequence[int],
     items: Sequence[tuple[int, int, int]],
     bandwidth: Fraction,
-) -> Fraction | None:
-    """Return when all computations and transfers of a half have ended; None if memory is too small.
+) -> tuple[Fraction, Fraction] | None:
+    """Return when a half's last computation and transfer end, and the most bytes above the budget.
+
+    None if memory is too small.
 
     Args:
         excess: By computation, bytes that it needs above the budget with nothing offloaded.
@@ -153,6 +172,7 @@ def _half(
         bandwidth: Bytes per time unit.
     """
     clock = gone = Fraction(0)
+    peaks = []
     for position, (over, time) in enumerate(zip(excess, times, strict=True)):
         there = sum(size for made, _, size in items if made < position)
         free = sum(size for _, served, size in items if served < position)
@@ -161,6 +181,7 @@ def _half(
         if over > gone:
             clock += (over - gone) / bandwidth
             gone = Fraction(over)
+        peaks.append(over - min(gone, Fraction(free)))
         clock += time
         gone = min(Fraction(there), gone + time * bandwidth)
-    return clock + (sum(size for *_, size in items) - gone) / bandwidth
+    return clock + (sum(size for *_, size in items) - gone) / bandwidth, max(peaks)
