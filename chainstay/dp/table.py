@@ -16,9 +16,26 @@ from numpy.typing import NDArray
 
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.recursion import KEEP, Front, Recursion
+from chainstay.errors import InvalidProfileError
 
 INFEASIBLE: Final = 2**60
 """Overhead of a sub-chain that does not fit; the sum of two still fits in int64."""
+_LARGEST_TABLE: Final = 2**28
+"""Table entries that fit in memory: 1 GiB of them, or 2 GiB where times are long."""
+
+
+def require_table(entries: int, network: str, slots: int) -> None:
+    """Refuse tables of so many entries that they would not fit in memory.
+
+    Raises:
+        InvalidProfileError: They would not; the text names the entries and the limit.
+    """
+    if entries > _LARGEST_TABLE:
+        raise InvalidProfileError(
+            f"{network} and {slots} slots need a table of {entries:.2g} entries, at most "
+            f"{_LARGEST_TABLE:.2g} fit; cut the model into coarser stages, or ask for fewer slots "
+            "as in DP(slots=50)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

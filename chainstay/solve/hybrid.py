@@ -62,7 +62,8 @@ def solve_hybrid(  # noqa: PLR0913  # all by name
         on all schedules; and what persistent plans that may move parts of items take at least.
 
     Raises:
-        InvalidProfileError: `profile`, `link` or `transfers` are none, or do not go together.
+        InvalidProfileError: `profile`, `link` or `transfers` are none, or do not go together;
+            or there are so many slots that their tables would not fit in memory.
         InvalidBudgetError: `budget` or `host_budget` is not a number of bytes.
         UnknownMethodError: There is no such method, or not for these transfers.
         InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.

@@ -69,6 +69,8 @@ def test_wrong_calls_are_refused() -> None:
         UnknownMethodError, match="for integral transfers, not fractional ones; use"
     ):
         IntegerProgramHybrid(CPSAT())(fractional)
+    with pytest.raises(InvalidProfileError, match="2 stages and 100000000 slots need a table of"):
+        solve_hybrid(CHAIN, 16, link=LINK, method=DP(slots=10**8))
     slots = solve_hybrid(CHAIN, 16, link=LINK, method=DP(slots=16))
     assert slots.makespan >= solve_hybrid(CHAIN, 16, link=LINK).makespan
 

@@ -34,6 +34,7 @@ from chainstay.dp.hybrid.slot_chain import (
 )
 from chainstay.dp.jit import is_available
 from chainstay.dp.recursion import forwards_dropping_inputs
+from chainstay.dp.table import require_table
 from chainstay.profiles import ChainProfile, Link
 from chainstay.profiles.stage import StageOption, undominated
 from chainstay.schedule import Item, Op, OpKind
@@ -48,6 +49,8 @@ _FLOATS: Final = 1 - 1e-12
 """Factor of a bound: more than floats can be wrong by."""
 _SHORT: Final = 60
 """Stages up to which rooms are rounded to quarters of slots; beyond, they hardly help."""
+_BOUNDS: Final = 10
+"""Completion bounds by form of an input: for five pairs of weights, of both ways."""
 _LEVELS: Final = {False: 800, True: 1600}
 """Steps of `kept` in completion bounds, about: for plans, and for bounds."""
 _FIRST_SLOTS: Final = 50
@@ -100,6 +103,9 @@ def bracket(
     Returns:
         There are no plans if all were rounded away.
 
+    Raises:
+        InvalidProfileError: The tables would not fit in memory.
+
     Complexity:
         O(n^3 s + p + l n) for s slots, p sums of plans that may be of use and at most about
         half a million labels l.
@@ -140,7 +146,11 @@ class _PlansFound(NamedTuple):
 
 def _searched(profile: ChainProfile, budget: int, link: Link, slots: int) -> _PlansFound:
     """Return plans on coarse slots, then better ones on finer slots."""
-    parts = 4 if is_available() and len(profile) <= _SHORT else 1
+    stages = len(profile)
+    parts = 4 if is_available() and stages <= _SHORT else 1
+    forms = sum(1 + len(stage.all_options) for stage in profile.stages)
+    rows = stages * (stages + 1) // 2 + forms * _BOUNDS
+    require_table(rows * parts * (slots + 1), f"a chain of {stages} stages", slots)
     plans: list[SlotPlan] = []
     limit, weights = INFINITE, _MIDDLE
     for count in dict.fromkeys((min(_FIRST_SLOTS, slots), slots * parts)):

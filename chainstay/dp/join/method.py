@@ -10,6 +10,7 @@ from chainstay.dp.join.canonical import LeastMemoryProgram, OverheadProgram
 from chainstay.dp.join.half_sums import HalfSums
 from chainstay.dp.join.sizes import in_units, states_of
 from chainstay.dp.join.slots import SlotProgram
+from chainstay.dp.table import require_table
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, Stage
@@ -22,8 +23,6 @@ _USUAL_SLOTS: Final = 500
 _FEWEST_SLOTS: Final = 20
 _EXACT_ENTRIES: Final = 2**26
 """Table entries up to which sizes are not rounded unless asked: some seconds."""
-_LARGEST_TABLE: Final = 2**28
-"""Table entries that fit in memory: 1 GiB of them, or 2 GiB where times are long."""
 _LARGE_TABLE: Final = 2**24
 """Entries from which a coarser table comes first, to learn how large overheads may be."""
 _COARSER: Final = 4
@@ -153,18 +152,10 @@ def _unit(profile: JoinProfile, budget: int, slots: int | None, rows: int) -> in
 
 
 def _require_room(profile: JoinProfile, slots: int, rows: int = 0) -> None:
-    """Refuse a table that would not fit in memory.
-
-    Raises:
-        InvalidProfileError: It would not; the text names the entries and the limit.
-    """
-    if (needed := (_entries_per_slot(profile) + rows) * (slots + 1)) > _LARGEST_TABLE:
-        lengths = ", ".join(str(len(branch)) for branch in profile.branches)
-        raise InvalidProfileError(
-            f"branches of {lengths} stages and {slots} slots need a table of {needed:.2g} entries, "
-            f"at most {_LARGEST_TABLE:.2g} fit; cut the model into coarser stages, or ask for "
-            "fewer slots as in DP(slots=50)"
-        )
+    """Refuse a table that would not fit in memory, as `require_table` does."""
+    lengths = ", ".join(str(len(branch)) for branch in profile.branches)
+    entries = (_entries_per_slot(profile) + rows) * (slots + 1)
+    require_table(entries, f"branches of {lengths} stages", slots)
 
 
 def _entries_per_slot(profile: JoinProfile) -> int:
