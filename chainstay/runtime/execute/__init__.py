@@ -7,6 +7,7 @@
 `recompute`       one training step's run of a plan
 `handles`         what autograd's graph holds in place of saved tensors
 `environment`     what a forward depends on besides its input, saved and put back
+`repeatable`      whether what runs again gives what it gave
 `remade`          tensors that are made again while they are still held
 `items`           what may go to host memory
 `block_executor`  blocks by a plan, in a model's own forward

@@ -88,8 +88,8 @@ class Environment:
         written: Copies of the shared values that it changes, by position.
         reads: Positions of those that it only reads, their versions, and whether they require a
             gradient.
-        autocast: Settings.
-        backends: Settings.
+        autocast: Settings of autocast, by kind of device.
+        backends: Settings of torch's kernels.
     """
 
     stage: str

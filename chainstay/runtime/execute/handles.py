@@ -6,6 +6,7 @@ pack hook  of                                   leaves in the graph
 `Dropped`  a first run whose saved data goes    a handle for every tensor
 `Kept`     a first run whose saved data stays,  the tensors, and a handle for each that
            while its input may go               lies in the input's storage
+                                                or may go to the host
 `Capture`  a recomputation                      nothing; it fills the handles of the
                                                 first run
 =========  ===================================  =======================================

@@ -4,7 +4,7 @@ A stage that will be run again has its saved tensors replaced by handles while i
 the first time. Just before its backward, the plan's forwards up to it are run, and the one
 that captures hands every tensor to the handle of the same number. What lies in an input that
 may go before that backward gets its handle back from the input made anew. All state hangs off
-the autograd graph through the handles: when the graph goes, everything goes.
+the autograd graph, through handles and hooks of its nodes: when the graph goes, everything goes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Stretch:
     """Stages that run once, one behind another, and with which nothing else is to be done.
 
     Attributes:
-        effects: The effects of one of them; with regard to others, all are like it.
+        effects: The effects of one of them; other threads may notice those of all, or of none.
         parts: All of theirs.
         steps: Their steps, for a run in which they read what may go to the host.
     """
@@ -68,7 +68,7 @@ class Stretch:
 def stretched(
     plan: ExecutionPlan, stages: Sequence[ChainStage], effects: Sequence[Effects]
 ) -> Iterator[Step | Stretch]:
-    """The forward of `plan`: what is kept costs next to nothing."""
+    """Yield the forward of `plan`, in which neighbours that only have to run are one stretch."""
 
     def kind(step: Step) -> bool | None:
         is_kept = step.stage in plan.kept and step.makes is None
@@ -177,7 +177,8 @@ class Run:
     def _option_run(self, step: Step, shared: Sequence[Any]) -> OptionRun | None:
         """Return a run with a step's option; ``None`` where everything is kept.
 
-        So it is if the step would not save what it did when its options were measured.
+        So it is if the step would not save what it did when its options were measured, as for a
+        rate of dropout that is 0 now. Calls of which that is known before have plans of their own.
         """
         if not step.option:
             return None

@@ -19,7 +19,8 @@ from chainstay.runtime.devices.thread_value import ThreadValue
 from chainstay.runtime.stage.states import bytes_of, is_equal, sums_of_bytes, tensors_in
 
 REMEDY: Final = (
-    "draw random numbers from torch's global generators only, and on a GPU use "
+    "draw random numbers from torch's global generators only, in an operator of your own with the "
+    "tag torch.Tag.nondeterministic_seeded, and on a GPU use "
     "torch.use_deterministic_algorithms(True); where an operator has no such kernel, "
     "fit(..., bit_for_bit=False) accepts results that differ by rounding"
 )

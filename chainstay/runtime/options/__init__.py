@@ -16,11 +16,14 @@ module               what is in it
 `front`              the exact Pareto front of (bytes, time); knows no torch
 `front_hull`         corners of its hull, by minimum cuts, for stages of hundreds of operators
 `operator_parts`     dropout and attention as several operators
+`special_operators`  operators of torch of which more is known than a run shows
 `composition`        programs of consecutive stages as one graph
 `stage_run`, `trace` a run node by node: storages, versions, saved tensors, random draws, times
 `graph`              what was seen, as operators to choose from
 `generator`          code of a choice: forward with stashes, and replays
+`option_code`        that code, and what it reads
 `replay`             a run with an option, its handles, the replays in the backward
 `option`             all of this together
+`table`              the options of all stages
 ===================  ========================================================================
 """

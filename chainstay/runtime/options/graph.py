@@ -138,7 +138,10 @@ class StageGraph:
         return replace(self, operators=tuple(operators), time=time)
 
     def is_for(self, shared: Sequence[Any]) -> bool:
-        """Whether a run that may read these values saves and draws what was seen."""
+        """Whether a run that may read these values saves and draws what was seen.
+
+        By other settings of kernels, whatever they are, that is not known.
+        """
         rates = (shared[self.composition.shared[index]] for index in self.rates)
         return self.backends == backend_settings() and all(0 < rate < 1 for rate in rates)
 

@@ -214,9 +214,9 @@ class OptionPart:
 
 
 def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
-    """Whether replays give what the forward has saved, bit for bit; call it inside `measuring`.
+    """Whether replays give what a forward saves on this sample; call it inside `measuring`.
 
-    Kernels that do not always add in the same order do not, for instance.
+    Bit for bit: kernels that do not always add in the same order do not, for instance.
     """
     state, shared = given
     stage = option.code.graph.stage

@@ -221,7 +221,7 @@ class OptionPack:
 
 
 class _SavingHook:
-    """Pack hook of a replay: keeps what marked operators save; sets generators for others."""
+    """Pack hook of a replay: keeps what marked operators save, and has them draw as they did."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, int], torch.Tensor] = {}

@@ -37,7 +37,7 @@ class StepTransfers:
     Attributes:
         engine: Moves bytes.
         by_item: For every item that goes to the host, the storages that it lies in.
-        by_address: All storages that were made.
+        by_address: All storages that were made, those that came back under their new addresses.
         spare_bytes: The bytes that small storages may still take that stay on the device although
             their item goes to the host.
     """
