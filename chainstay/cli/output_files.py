@@ -8,11 +8,12 @@ from chainstay.cli.exit_codes import CommandLineError
 from chainstay.files import write_file
 
 
-def output_path(output: Path | None, default: str, *, as_json: bool) -> Path | None:
+def output_path(output: Path | None, default: str, *, as_json: bool, source: str) -> Path | None:
     """Return the file to write; `default` only if nothing else is printed.
 
     Raises:
-        CommandLineError: There is no such folder, or the file is a folder.
+        CommandLineError: There is no such folder, or the file is a folder or `source`: a file, or
+            a function of one, as in ``models.py:net?depth=3``.
     """
     target = output or (None if as_json else Path(default))
     if target is not None and not target.absolute().parent.is_dir():
@@ -22,6 +23,11 @@ def output_path(output: Path | None, default: str, *, as_json: bool) -> Path | N
         )
     if target is not None and target.is_dir():
         raise CommandLineError(f"--output {target} is a folder, must be a file")
+    read = source, source.partition("?")[0].rpartition(":")[0]
+    if target and target.resolve() in [Path(name).expanduser().resolve() for name in read]:
+        raise CommandLineError(
+            f"{target} is the file that is read; choose another name for the output"
+        )
     return target
 
 

@@ -309,6 +309,8 @@ def test_names_from_files_do_not_steer_the_terminal() -> None:
         ("plan models.py:net -b 50% -i 8x32 --offload --link fast", 2, "a speed such as 12GB/s"),
         ("plan models.py:net -b 50% -i 8x32 --granularity thin", 2, "must be fine, blocks or"),
         ("plan models.py:net -b 50% -i 8x32 -o no/where.json", 2, "there is no folder"),
+        ("plan chain.json -b 50% -o chain.json", 2, "chain.json is the file that is read; choose"),
+        ("profile models.py:net?depth=2 -i 8x32 -o ./models.py", 2, "models.py is the file that"),
         ("plan models.py:net -b 50% -i 8x32 --method magic", 2, "'magic'"),
         ("plan chain.json -b 1%", 3, "the least feasible budget is"),
         ("plan chain.json -b 50% -i 8x32", 2, "--input is for models, and chain.json is a profile"),

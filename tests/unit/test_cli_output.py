@@ -237,7 +237,7 @@ def test_a_report_never_replaces_its_plan_or_half_a_file(monkeypatch: pytest.Mon
     before = Path("plan.json").read_bytes()
     refused = chainstay("report", "plan.json", "--trace", "plan.json")
     assert refused.exit_code == 2
-    assert "plan.json is the plan itself" in refused.stderr
+    assert "plan.json is the file that is read" in refused.stderr
     assert Path("plan.json").read_bytes() == before
 
     def full(*_: object) -> None:

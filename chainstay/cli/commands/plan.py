@@ -80,7 +80,7 @@ def plan(
         from chainstay.cli.profile_plans import plan_profile_file
         from chainstay.cli.solver_methods import require_valid
 
-    file = output_path(output, "plan.json", as_json=as_json)
+    file = output_path(output, "plan.json", as_json=as_json, source=target.model)
     options = PlanOptions(budget=budget, solving=solving)
     link = require_valid(options)
     if Path(target.model).suffix == ".json":

@@ -54,7 +54,7 @@ def profile(
         # Needs torch, which --help must not load.
         from chainstay.cli.models.model_costs import measure_costs
 
-    target = output_path(output, "profile.json", as_json=as_json)
+    target = output_path(output, "profile.json", as_json=as_json, source=options.model)
     costs = measure_costs(options)
     text = costs.profile.to_json()
     if as_json:

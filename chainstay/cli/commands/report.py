@@ -69,14 +69,12 @@ def report(  # noqa: PLR0913  # options of a command, all by name
 def _require_writable(file: Path | None, suffixes: tuple[str, ...], source: Path) -> None:
     if file is None:
         return
-    output_path(file, file.name, as_json=True)
+    output_path(file, file.name, as_json=True, source=str(source))
     if file.suffix.lower() not in suffixes:
         raise CommandLineError(
             f"{file} is to be written, and its name does not end with {' or '.join(suffixes)}; "
             "choose another name"
         )
-    if file.absolute() == source.absolute():
-        raise CommandLineError(f"{file} is the plan itself; choose another name for the output")
 
 
 def _replay_settings(plan: Plan) -> dict[str, Any]:
