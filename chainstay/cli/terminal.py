@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,9 +62,16 @@ def _nearest(error: UnicodeError) -> tuple[str | bytes, int]:
     return "".join(_NEAREST.get(char, "?") for char in found), error.end
 
 
+class _Output(Console):
+    """Stdout, whose reader may leave, as head does, without an end to what the command does."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def output_console() -> Console:
     """Return the console for results: stdout."""
-    return Console(highlight=False, soft_wrap=False)
+    return _Output(highlight=False, soft_wrap=False)
 
 
 def error_console() -> Console:
@@ -75,6 +83,11 @@ def print_table(table: Table) -> None:
     """Print a table; where the terminal is too narrow for it, that breaks its lines."""
     console = output_console()
     console.print(table, width=max(console.width, _LEAST_COLUMNS))
+
+
+def print_document(text: str) -> None:
+    """Print a JSON document on stdout as it is."""
+    output_console().out(text)
 
 
 def print_result(text: str, *, style: str = "", wrap: bool = True) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -307,3 +309,19 @@ def test_printing_never_fails_for_want_of_a_character(monkeypatch: pytest.Monkey
     assert raw.getvalue() == b"4 us -> 5 x ?"
     with pytest.raises(UnicodeDecodeError):
         b"\xff".decode("ascii", errors="chainstay-nearest")
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_reader_that_leaves_is_no_failure(as_json: tuple[str, ...]) -> None:
+    """As in ``chainstay plan ... | head -1``: the file is there, and the status 0."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", "chainstay", "plan", "chain.json", "-b", "80%", "-o", "p.json"]
+    root = str(Path(__file__).parents[2])
+    result = subprocess.run(
+        [*line, *as_json], stdout=writer, stderr=subprocess.PIPE, check=False,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert Path("p.json").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from chainstay.cli.options import JsonOutput, ModelOptions, PlanOptions, flatten_options
-from chainstay.cli.terminal import new_table, print_result, print_table, short_bytes, spinner
+from chainstay.cli.terminal import (
+    new_table,
+    print_document,
+    print_result,
+    print_table,
+    short_bytes,
+    spinner,
+)
 from chainstay.units import format_time
 
 if TYPE_CHECKING:
@@ -63,7 +69,7 @@ def bench(
     rows = measure_strategies(costs, plans, segments=segments, steps=steps)
     if as_json:
         document = [{"way": row.pop("name"), **row} for row in map(asdict, rows)]
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        print_document(json.dumps(document, indent=1))
         return
     _print_rows(costs.workload.title, rows)
 

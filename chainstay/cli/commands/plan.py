@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from chainstay.cli.options import (
     flatten_options,
 )
 from chainstay.cli.output_files import output_path, write_output
-from chainstay.cli.terminal import print_result, print_table, spinner
+from chainstay.cli.terminal import print_document, print_result, print_table, spinner
 
 if TYPE_CHECKING:
     from chainstay.cli.strategies import PlanResult
@@ -91,7 +90,7 @@ def plan(
     if file is not None:
         write_output(file, text)
     if as_json:
-        sys.stdout.write(text + "\n")
+        print_document(text)
         return
     _print_result(result)
     if file is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -15,6 +14,7 @@ from chainstay.cli.options import JsonOutput, ModelOptions, flatten_options
 from chainstay.cli.output_files import output_path, write_output
 from chainstay.cli.terminal import (
     new_table,
+    print_document,
     print_note,
     print_result,
     print_table,
@@ -57,13 +57,13 @@ def profile(
     target = output_path(output, "profile.json", as_json=as_json, source=options.model)
     costs = measure_costs(options)
     text = costs.profile.to_json()
-    if as_json:
-        sys.stdout.write(text + "\n")
-    else:
-        _print_stages(costs)
     if target is not None:
         write_output(target, text)
-        if not as_json:
+    if as_json:
+        print_document(text)
+    else:
+        _print_stages(costs)
+        if target is not None:
             following = shlex.join(["chainstay", "plan", str(target), "--budget", "50%"])
             print_result(f"\nwrote {target}; next: {following}", wrap=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,7 +16,14 @@ from chainstay.cli.options import (
     SolveOptions,
     flatten_options,
 )
-from chainstay.cli.terminal import new_table, print_result, print_table, short_bytes, spinner
+from chainstay.cli.terminal import (
+    new_table,
+    print_document,
+    print_result,
+    print_table,
+    short_bytes,
+    spinner,
+)
 from chainstay.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -82,7 +88,7 @@ def run(  # noqa: PLR0913  # options of a command, all by name
         workload, loaded, steps=steps, compare=compare, host_budget=solving.host_budget
     )
     if as_json:
-        sys.stdout.write(json.dumps(_document(result), indent=1) + "\n")
+        print_document(json.dumps(_document(result), indent=1))
     else:
         _print_comparison(result)
     if not result.is_as_planned:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from chainstay.cli.exit_codes import ExitCode
 from chainstay.cli.options import JsonOutput, flatten_options
 from chainstay.cli.terminal import (
     new_table,
+    print_document,
     print_note,
     print_result,
     print_table,
@@ -131,7 +131,7 @@ class _Verification:
                 "seconds": seconds,
                 "methods": {name: _document(asdict(t)) for name, t in self.tallies.items()},
             }
-            sys.stdout.write(json.dumps(document) + "\n")
+            print_document(json.dumps(document))
             return
         table = new_table(
             f"{outcome}: {self.done} {self.suite.noun} of seed {seed} in {seconds:.1f} s"
