@@ -82,7 +82,8 @@ def error_console() -> Console:
 def print_table(table: Table) -> None:
     """Print a table; where the terminal is too narrow for it, that breaks its lines."""
     console = output_console()
-    console.print(table, width=max(console.width, _LEAST_COLUMNS))
+    console.width = max(console.width, _LEAST_COLUMNS)
+    console.print(table)
 
 
 def print_document(text: str) -> None:

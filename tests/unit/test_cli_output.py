@@ -325,3 +325,14 @@ def test_a_reader_that_leaves_is_no_failure(as_json: tuple[str, ...]) -> None:
     os.close(writer)
     assert (result.returncode, result.stderr) == (0, b"")
     assert Path("p.json").exists()
+
+
+def test_tables_are_at_least_80_columns_wide(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    table = terminal.new_table()
+    table.add_column("name")
+    table.add_row("x" * 70)
+    terminal.print_table(table)
+    assert "x" * 70 in capsys.readouterr().out
