@@ -7,6 +7,7 @@ from typing import Protocol
 
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.schedule import OpKind, Schedule
+from chainstay.validation.arguments import require_whole
 
 
 class ScheduleCosts(Protocol):
@@ -34,6 +35,7 @@ def fastest_within(
     Raises:
         InfeasibleBudgetError: None fits; ``error.required`` is the least peak among them.
     """
+    require_whole(budget)
     simulated = [(judge(schedule), schedule) for schedule in candidates]
     fitting = [(costs, s) for costs, s in simulated if costs.peak_bytes <= budget]
     if not fitting:

@@ -32,6 +32,7 @@ from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
+from chainstay.validation.arguments import require_kind, require_whole
 
 _PERSISTENCES: Final = ("strong", "weak")
 _SHORT: Final = 40
@@ -132,6 +133,8 @@ class DP:
             for 300 stages.
         """
         del hint
+        require_kind(profile, ChainProfile)
+        require_whole(budget)
         is_tape, is_weak = self.discards == Discards.TAPE, self.persistence == "weak"
         may_drop = is_tape and may_drop_inputs(profile)
         is_short = len(profile) <= _SHORT
@@ -186,6 +189,7 @@ class DP:
                 f"there is no curve for {self._wider}, only for persistence='strong' with "
                 "discards='table1' or 'tape'"
             )
+        require_kind(profile, ChainProfile)
         recursion = Recursion.from_profile(profile)
         memory = recursion.keep_all_need
         unit = 1 if self.slots is None else _unit(memory, self.slots)
@@ -242,6 +246,7 @@ class BudgetCurve:
         return assemble(self._recursion, memory, self._decide)
 
     def _index(self, budget: int) -> int:
+        require_whole(budget)
         index = int(np.searchsorted(self.budgets, budget, side="right")) - 1
         if index < 0:
             raise InfeasibleBudgetError(
@@ -267,6 +272,7 @@ def least_budget(
     Complexity:
         O(n^3) time in n array operations; weak: O(n^4).
     """
+    require_kind(profile, ChainProfile)
     is_weak = DP(persistence=persistence, discards=discards).persistence == "weak"
     with at_first_interpreted(when=len(profile) <= _SHORT):
         if is_weak:

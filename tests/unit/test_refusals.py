@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from chainstay.errors import CertificateError, InvalidProfileError, InvalidScheduleError
+from chainstay.baselines.selection import fastest_within
+from chainstay.dp import DP, least_budget, unrestricted_bound
+from chainstay.dp.join.lower_bound import waterfilling_bound
+from chainstay.dp.join.slots import join_curve
+from chainstay.errors import (
+    CertificateError,
+    InvalidBudgetError,
+    InvalidProfileError,
+    InvalidScheduleError,
+)
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.profiles import Join, JoinProfile, Link, OffloadProfile, Skip, kept_gradients
 from chainstay.schedule import Schedule
@@ -189,3 +198,33 @@ def test_what_a_method_claims_is_held_against_its_schedule(
         solve_hybrid(CHAIN, 100, link=LINK, method=liar, transfers=transfers)
     assert caught.value.budget == 100
     assert text in caught.value.report
+
+
+@pytest.mark.parametrize("budget", ["50%", float("nan"), float("inf"), 90.5, 2**70, True])
+def test_what_counts_in_bytes_refuses_all_else(budget: Any) -> None:
+    asked: tuple[Callable[[], object], ...] = (
+        lambda: DP()(CHAIN, budget),
+        lambda: DP().curve(CHAIN).makespan(budget),
+        lambda: DP().curve(CHAIN).schedule(budget),
+        lambda: unrestricted_bound(CHAIN, budget),
+        lambda: fastest_within([Schedule.keep_all(3)], lambda s: simulate(CHAIN, s), budget),
+    )
+    for ask in asked:
+        with pytest.raises(InvalidBudgetError, match="must be a whole number below"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("ask", "needed"),
+    [
+        (DP().curve, "ChainProfile"),
+        (lambda profile: DP()(profile, 3), "ChainProfile"),
+        (least_budget, "ChainProfile"),
+        (lambda profile: unrestricted_bound(profile, 3), "ChainProfile"),
+        (join_curve, "HomogeneousJoin"),
+        (lambda profile: waterfilling_bound(profile, 100), "HomogeneousJoin"),
+    ],
+)
+def test_profiles_of_another_kind_are_named(ask: Callable[[Any], object], needed: str) -> None:
+    with pytest.raises(InvalidProfileError, match=f"is a JoinProfile, must be a {needed}"):
+        ask(TURNING)

@@ -23,6 +23,7 @@ import numpy as np
 
 from chainstay.dp.forward_costs import Array
 from chainstay.profiles import ChainProfile, Stage
+from chainstay.validation.arguments import require_kind, require_whole
 
 _FINE: Final = 2**16
 """Parts of a nanosecond in which times and prices are counted where options keep several stages."""
@@ -41,6 +42,8 @@ def unrestricted_bound(profile: ChainProfile, budget: int) -> int:
         >>> unrestricted_bound(chain, 90), unrestricted_bound(chain, 1_000)
         (14, 12)
     """
+    require_kind(profile, ChainProfile)
+    require_whole(budget)
     options = [stage.all_options for stage in profile.stages]
     if any(option.stages > 1 for ways in options for option in ways):
         return _bound_with_spans(profile, budget)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from math import comb
 
 from chainstay.profiles import HomogeneousJoin, kept_gradients
+from chainstay.validation.arguments import require_kind, require_whole
 
 
 def waterfilling_bound(
@@ -38,6 +39,8 @@ def waterfilling_bound(
         >>> [waterfilling_bound(join, slots) for slots in (4, 9, 29)]
         [None, 73, 53]
     """
+    require_kind(profile, HomogeneousJoin)
+    require_whole(slots)
     flags = kept_gradients(profile, keep)
     steps = sum(profile.lengths)
     if profile.tail_length or steps == 0:

@@ -52,6 +52,7 @@ from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import HomogeneousJoin, kept_gradients
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family
+from chainstay.validation.arguments import require_kind, require_whole
 
 _Key: TypeAlias = tuple[int, int]
 """Tail steps that remain, and whether their last gradient is held (1) or not (0)."""
@@ -92,6 +93,7 @@ class JoinCurve:
         return self._program.schedule(self.slots[self._index(slots)])
 
     def _index(self, slots: int) -> int:
+        require_whole(slots)
         first = self.slots[0]
         if slots < first:
             raise self._program.infeasible(slots, first)
@@ -116,6 +118,7 @@ def join_curve(profile: HomogeneousJoin, *, keep: Sequence[bool] | None = None) 
         >>> [curve.makespan(c) for c in (7, 8, 9, 10, 11, 29)]
         [88, 81, 74, 72, 71, 53]
     """
+    require_kind(profile, HomogeneousJoin)
     program = SlotProgram(profile, kept_gradients(profile, keep))
     last = profile.enough_slots
     program.extend(last)
