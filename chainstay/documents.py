@@ -11,9 +11,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fractions import Fraction
-from typing import Final, TypeVar
+from itertools import chain
+from typing import Final, Self, TypeVar
 
 from chainstay.errors import ChainstayError
 
@@ -101,18 +103,42 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 class Fields:
     """The fields of one JSON object, read by name and type.
 
+    As a context, it refuses in the end what nobody has asked for: a misspelt name of a field that
+    may be left out would change the problem silently.
+
     Attributes:
         values: The object.
         path: Position in the document, for messages.
-        error: Class of the error to raise when a field is missing or of the wrong type.
+        error: Class of the error to raise when a field is missing, unknown or of the wrong type.
+        asked: The objects in each field that was asked for.
     """
 
     values: Mapping[str, object]
     path: str
     error: type[ChainstayError]
+    asked: dict[str, list[Fields]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        waiting = [self] if kind is None else []
+        while waiting:
+            found = waiting.pop()
+            for name in found.values.keys() - found.asked.keys():
+                close = get_close_matches(name, found.asked, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "remove it"
+                raise self.error(f"{found.path}: there is no field {_excerpt(name)}; {hint}")
+            waiting += chain.from_iterable(found.asked.values())
+
+    def text(self) -> str:
+        """Return the object as a document, whose own reader asks for its fields."""
+        self.asked.update((name, []) for name in self.values)
+        return json.dumps(dict(self.values))
 
     def has(self, name: str) -> bool:
         """Return whether there is a field `name`, other than null."""
+        self.asked.setdefault(name, [])
         return self.values.get(name) is not None
 
     def boolean(self, name: str) -> bool:
@@ -173,18 +199,22 @@ class Fields:
     def child(self, name: str) -> Fields:
         """Return field `name`, an object."""
         path = f"{self.path}.{name}"
-        return Fields(_mapping(self._value(name), path, self.error), path, self.error)
+        found = Fields(_mapping(self._value(name), path, self.error), path, self.error)
+        self.asked[name] = [found]
+        return found
 
     def children(self, name: str) -> list[Fields]:
         """Return field `name`, a list of objects."""
         value = self._typed(name, list, "a list")
         paths = [f"{self.path}.{name}[{position}]" for position in range(len(value))]
-        return [
+        self.asked[name] = [
             Fields(_mapping(item, path, self.error), path, self.error)
             for item, path in zip(value, paths, strict=True)
         ]
+        return self.asked[name]
 
     def _value(self, name: str) -> object:
+        self.asked.setdefault(name, [])
         if name not in self.values:
             other = "; chainstay did not write it" if name == "chainstay" else ""
             raise self.error(f"{self.path}: field {name!r} is missing{other}")

@@ -335,8 +335,8 @@ class Schedule:
         Raises:
             InvalidScheduleError: Malformed, of another kind or version, or not a schedule.
         """
-        document = documents.parse(text, _KIND, _VERSION, InvalidScheduleError)
-        return cls.parse(document.string("ops"))
+        with documents.parse(text, _KIND, _VERSION, InvalidScheduleError) as document:
+            return cls.parse(document.string("ops"))
 
 
 def _op(word: re.Match[str]) -> Op:

@@ -233,8 +233,8 @@ class Solution:
             InvalidScheduleError: Its schedule does not parse.
             InvalidProfileError: It has transfers, and its link is none.
         """
-        document = documents.parse(text, *cls.document, InvalidSolutionError)
-        return cls(**cls._from_fields(document))
+        with documents.parse(text, *cls.document, InvalidSolutionError) as document:
+            return cls(**cls._from_fields(document))
 
     @classmethod
     def _from_fields(cls, document: documents.Fields) -> dict[str, Any]:

@@ -7,7 +7,6 @@ simulator, which finds out whether it does what the file says.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -74,26 +73,26 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 def parse_plan(text: str) -> Plan:
     """Read the text of a plan file; see `load_plan`."""
-    document = documents.parse(text, KIND, VERSION, InvalidPlanError)
-    profile = _profile(document.child("profile"))
-    solution = _solution(document.child("solution"), _stages_of(profile))
-    overheads = document.integers("overheads")
-    if any(abs(overhead) > _LARGEST_NUMBER for overhead in overheads):
-        raise InvalidPlanError(f"{KIND}: field 'overheads' must hold numbers within 2**60 of 0")
-    fingerprint = document.child("fingerprint")
-    return Plan(
-        solution=solution,
-        profile=profile,
-        overheads=overheads or None,
-        chain=_chain(document.child("chain")),
-        keep=_keep(document),
-        model=document.string("model"),
-        cut=_cut(document.child("cut")),
-        fingerprint=Fingerprint.from_fields(fingerprint) if fingerprint.values else None,
-        choices=_choices(document),
-        plain_time=_measured(document, "plain_time"),
-        plain_peak=_measured(document, "plain_peak"),
-    )
+    with documents.parse(text, KIND, VERSION, InvalidPlanError) as document:
+        profile = _profile(document.child("profile"))
+        solution = _solution(document.child("solution"), _stages_of(profile))
+        overheads = document.integers("overheads")
+        if any(abs(overhead) > _LARGEST_NUMBER for overhead in overheads):
+            raise InvalidPlanError(f"{KIND}: field 'overheads' must hold numbers within 2**60 of 0")
+        fingerprint = document.child("fingerprint")
+        return Plan(
+            solution=solution,
+            profile=profile,
+            overheads=overheads or None,
+            chain=_chain(document.child("chain")),
+            keep=_keep(document),
+            model=document.string("model"),
+            cut=_cut(document.child("cut")),
+            fingerprint=Fingerprint.from_fields(fingerprint) if fingerprint.values else None,
+            choices=_choices(document),
+            plain_time=_measured(document, "plain_time"),
+            plain_peak=_measured(document, "plain_peak"),
+        )
 
 
 def parse_profile(text: str, error: type[ChainstayError]) -> AnyProfile:
@@ -112,14 +111,14 @@ def parse_profile(text: str, error: type[ChainstayError]) -> AnyProfile:
 def _profile(fields: Fields) -> AnyProfile:
     kind = fields.choice("chainstay", _PROFILES)
     _require_lengths(fields)
-    return _PROFILES[kind](json.dumps(dict(fields.values)))
+    return _PROFILES[kind](fields.text())
 
 
 def _chain(fields: Fields) -> ChainProfile | None:
     if not fields.values:
         return None
     _require_lengths(fields)
-    return ChainProfile.from_json(json.dumps(dict(fields.values)))
+    return ChainProfile.from_json(fields.text())
 
 
 def _require_lengths(fields: Fields) -> None:
@@ -160,7 +159,7 @@ def _solution(fields: Fields, stages: int) -> Solution:
             raise InvalidPlanError(f"{inner.path}: field {name!r} must be from 0 to 2**60")
     if kind != "solution":
         _require_common_times(inner, stages)
-    return _SOLUTIONS[kind](json.dumps(dict(fields.values)))
+    return _SOLUTIONS[kind](fields.text())
 
 
 def _require_common_times(fields: Fields, stages: int) -> None:

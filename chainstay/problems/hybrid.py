@@ -179,16 +179,16 @@ class HybridSolution(OffloadSolution):
     @classmethod
     def _from_fields(cls, document: documents.Fields) -> dict[str, Any]:
         text = document.string("solution")
-        offloading = documents.parse(text, *OffloadSolution.document, InvalidSolutionError)
-        return super(HybridSolution, cls)._from_fields(offloading) | {
-            "discards": Discards(document.choice("discards", Discards)),
-            "fractional_makespan": _time(document, "fractional_makespan"),
-            "fractional_bound": exact(document.rational("fractional_bound")),
-            "alternatives": tuple(
-                (strategy.string("name"), _time(strategy, "makespan"))
-                for strategy in document.children("alternatives")
-            ),
-        }
+        with documents.parse(text, *OffloadSolution.document, InvalidSolutionError) as offloading:
+            return super(HybridSolution, cls)._from_fields(offloading) | {
+                "discards": Discards(document.choice("discards", Discards)),
+                "fractional_makespan": _time(document, "fractional_makespan"),
+                "fractional_bound": exact(document.rational("fractional_bound")),
+                "alternatives": tuple(
+                    (strategy.string("name"), _time(strategy, "makespan"))
+                    for strategy in document.children("alternatives")
+                ),
+            }
 
 
 def _time(fields: documents.Fields, name: str) -> Time | None:

@@ -243,19 +243,19 @@ class ChainProfile:
             InvalidProfileError: Malformed, of another kind or version, or not a chain;
                 the text names the field.
         """
-        document = documents.parse(
+        with documents.parse(
             text, _KIND, _VERSION, InvalidProfileError, oldest=_VERSION_WITHOUT_SKIPS
-        )
-        has_skips = document.integer("version") > _VERSION_WITHOUT_SKIPS
-        return cls(
-            input_bytes=document.integer("input_bytes"),
-            input_gradient_bytes=document.integer("input_gradient_bytes"),
-            stages=tuple(map(Stage.from_fields, document.children("stages"))),
-            skips=tuple(
-                Skip(**{field: skip.integer(field) for field in _SKIP_FIELDS})
-                for skip in (document.children("skips") if has_skips else ())
-            ),
-        )
+        ) as document:
+            has_skips = document.integer("version") > _VERSION_WITHOUT_SKIPS
+            return cls(
+                input_bytes=document.integer("input_bytes"),
+                input_gradient_bytes=document.integer("input_gradient_bytes"),
+                stages=tuple(map(Stage.from_fields, document.children("stages"))),
+                skips=tuple(
+                    Skip(**{field: skip.integer(field) for field in _SKIP_FIELDS})
+                    for skip in (document.children("skips") if has_skips else ())
+                ),
+            )
 
 
 def require_plain(profile: ChainProfile, what: str) -> None:

@@ -251,21 +251,25 @@ class JoinProfile:
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not a join.
         """
-        document = documents.parse(
+        with documents.parse(
             text, _KIND, _VERSION, InvalidProfileError, oldest=_VERSION_WITHOUT_SHARED
-        )
-        has_shared = document.integer("version") > _VERSION_WITHOUT_SHARED
-        tails = document.children("tail")
-        if len(tails) > 1:
-            raise InvalidProfileError(f"{_KIND}: field 'tail' has {len(tails)} chains, at most 1")
-        return cls(
-            branches=tuple(map(_chain, document.children("branches"))),
-            tail=_chain(tails[0]) if tails else None,
-            shared=tuple(
-                SharedGradient(bytes=gradient.integer("bytes"), users=gradient.integers("users"))
-                for gradient in (document.children("shared") if has_shared else ())
-            ),
-        )
+        ) as document:
+            has_shared = document.integer("version") > _VERSION_WITHOUT_SHARED
+            tails = document.children("tail")
+            if len(tails) > 1:
+                raise InvalidProfileError(
+                    f"{_KIND}: field 'tail' has {len(tails)} chains, at most 1"
+                )
+            return cls(
+                branches=tuple(map(_chain, document.children("branches"))),
+                tail=_chain(tails[0]) if tails else None,
+                shared=tuple(
+                    SharedGradient(
+                        bytes=gradient.integer("bytes"), users=gradient.integers("users")
+                    )
+                    for gradient in (document.children("shared") if has_shared else ())
+                ),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,21 +344,21 @@ class HomogeneousJoin:
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not such a join.
         """
-        document = documents.parse(
+        with documents.parse(
             text, _HOMOGENEOUS_KIND, _HOMOGENEOUS_VERSION, InvalidProfileError
-        )
-        tail = document.integers("tail_steps")
-        if len(tail) > 1:
-            raise InvalidProfileError(
-                f"{_HOMOGENEOUS_KIND}: field 'tail_steps' has {len(tail)} numbers, at most 1"
+        ) as document:
+            tail = document.integers("tail_steps")
+            if len(tail) > 1:
+                raise InvalidProfileError(
+                    f"{_HOMOGENEOUS_KIND}: field 'tail_steps' has {len(tail)} numbers, at most 1"
+                )
+            return cls(
+                lengths=document.integers("lengths"),
+                forward_time=document.integer("forward_time"),
+                backward_time=document.integer("backward_time"),
+                turn_time=document.integer("turn_time"),
+                tail_steps=tail[0] if tail else None,
             )
-        return cls(
-            lengths=document.integers("lengths"),
-            forward_time=document.integer("forward_time"),
-            backward_time=document.integer("backward_time"),
-            turn_time=document.integer("turn_time"),
-            tail_steps=tail[0] if tail else None,
-        )
 
 
 Join: TypeAlias = JoinProfile | HomogeneousJoin
@@ -383,4 +387,4 @@ def kept_gradients(profile: Join, keep: Sequence[bool] | None) -> tuple[bool, ..
 
 
 def _chain(fields: Fields) -> ChainProfile:
-    return ChainProfile.from_json(json.dumps(dict(fields.values)))
+    return ChainProfile.from_json(fields.text())

@@ -157,21 +157,21 @@ class Link:
             InvalidProfileError: Malformed, of another kind or version, not a link, or with a
                 second memory ``beyond`` the host.
         """
-        document = documents.parse(
+        with documents.parse(
             text, _KIND, _VERSION, InvalidProfileError, oldest=_OLDEST_VERSION
-        )
-        if document.values.get("beyond"):
-            raise InvalidProfileError(
-                "link document: field 'beyond' names a second memory behind the host's, which "
-                "this chainstay does not support; remove the field, and solve again for the link "
-                "to the host alone"
+        ) as document:
+            if document.has("beyond") and document.values["beyond"]:
+                raise InvalidProfileError(
+                    "link document: field 'beyond' names a second memory behind the host's, "
+                    "which this chainstay does not support; remove the field, and solve again for "
+                    "the link to the host alone"
+                )
+            return cls(
+                bandwidth=document.rational("bandwidth"),
+                latency=document.rational("latency"),
+                duplex=document.choice("duplex", Duplex),
+                capacity=_whole_or_none(document, "capacity"),
             )
-        return cls(
-            bandwidth=document.rational("bandwidth"),
-            latency=document.rational("latency"),
-            duplex=document.choice("duplex", Duplex),
-            capacity=_whole_or_none(document, "capacity"),
-        )
 
 
 def _whole_or_none(document: documents.Fields, name: str) -> int | None:

@@ -158,8 +158,8 @@ class OffloadProfile:
             InvalidProfileError: Malformed, of another kind or version, or not a profile;
                 the text names the field.
         """
-        document = documents.parse(text, _KIND, _VERSION, InvalidProfileError)
-        return cls(**{name: document.integers(name) for name in _FIELDS})
+        with documents.parse(text, _KIND, _VERSION, InvalidProfileError) as document:
+            return cls(**{name: document.integers(name) for name in _FIELDS})
 
 
 _FIELDS: Final = tuple(field.name for field in fields(OffloadProfile))

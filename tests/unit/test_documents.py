@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainstay import documents
+from chainstay import ChainProfile, Stage, documents
 from chainstay.documents import Fields, dump, parse
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
+from chainstay.profiles import Skip
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -292,3 +293,25 @@ def test_fields_are_frozen() -> None:
 def test_any_text_is_read_or_refused_with_the_readers_error(text: str) -> None:
     with suppress(InvalidProfileError):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "place", "message"),
+    [
+        ("inputbytes", "", "chain-profile: there is no field 'inputbytes'; did you mean 'input_by"),
+        ("option", "stages", r"chain-profile.stages\[0\]: there is no field 'option'; did you mea"),
+        ("forward_overhed_bytes", "stages", "did you mean 'forward_overhead_bytes'"),
+        ("byte", "skips", "did you mean 'bytes'"),
+        ("zzz", "", "there is no field 'zzz'; remove it"),
+    ],
+)
+def test_a_field_that_nothing_reads_is_refused(field: str, place: str, message: str) -> None:
+    stage = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
+    chain = ChainProfile(
+        input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 4,
+        skips=(Skip(first=1, last=3, bytes=1),),
+    )  # fmt: skip
+    document = json.loads(chain.to_json())
+    (document[place][0] if place else document)[field] = []
+    with pytest.raises(InvalidProfileError, match=message):
+        ChainProfile.from_json(json.dumps(document))
