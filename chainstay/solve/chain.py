@@ -176,7 +176,7 @@ def resolve_method(method: Method | str) -> Method:
     Raises:
         UnknownMethodError: There is no such method.
     """
-    return resolve(method, _METHODS, example="DP(slots=500)", own="Method")
+    return resolve(method, _METHODS, example="DP(slots=500)", own=Method)
 
 
 def _warm_started_claim(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:

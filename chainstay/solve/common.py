@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from chainstay.units import parse_bytes, whole_number
 MEASURED_PROFILE: Final = "a ChainProfile; of a measured chain, pass measured.profile"
 """The kind that the profile of a chain must have, for people."""
 
+_BY_NAME: Final = inspect.Parameter.KEYWORD_ONLY
 _Problem = TypeVar("_Problem", bound=TransferProblem)
 _Method = TypeVar("_Method")
 _Claim = TypeVar("_Claim")
@@ -92,7 +94,7 @@ def require_profile(profile: object, kinds: type | UnionType, needed: str) -> No
 
 
 def resolve(
-    method: _Method | str, known: Mapping[str, _Method], *, which: str = "", example: str, own: str
+    method: _Method | str, known: Mapping[str, _Method], *, which: str = "", example: str, own: type
 ) -> _Method:
     """Return the method of that name, or `method` itself.
 
@@ -101,19 +103,37 @@ def resolve(
         known: Methods by name.
         which: The problems that they are for, for people; empty for all of this front.
         example: A settings object, for people.
-        own: Name of the protocol of users' own methods.
+        own: The protocol of users' own methods.
 
     Raises:
-        UnknownMethodError: There is no such method.
+        UnknownMethodError: There is no such method, or it is for another problem.
     """
     if isinstance(method, str) and method in known:
         return known[method]
     if isinstance(method, str | type) or not callable(method):
         raise UnknownMethodError(
             f"method is {method!r}; {which}choose {', '.join(map(repr, known))}, a settings object "
-            f"such as {example}, or a callable of the {own} protocol"
+            f"such as {example}, or a callable of the {own.__name__} protocol"
         )
+    if type(method) not in map(type, known.values()):
+        _require_called_as(method, own)
     return method
+
+
+def _require_called_as(method: Callable[..., object], own: type) -> None:
+    """Refuse a method that does not take the arguments of the protocol `own`."""
+    wanted = list(inspect.signature(own.__call__).parameters.values())[1:]  # without self
+    asked = [parameter for parameter in wanted if parameter.default is parameter.empty]
+    by_name = {parameter.name: None for parameter in asked if parameter.kind is _BY_NAME}
+    try:
+        inspect.signature(method).bind(*asked[len(by_name) :], **by_name)
+    except TypeError as cause:
+        raise UnknownMethodError(
+            f"method {method} is for another problem: it is not called as a {own.__name__} is "
+            f"({cause}); choose one for this problem"
+        ) from None
+    except ValueError:  # what is written in C may not tell its arguments
+        return
 
 
 def timed_claim(

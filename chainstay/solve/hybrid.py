@@ -154,4 +154,4 @@ def _resolve_method(
             )
         return IntegerProgramHybrid(method)
     which, example = f"for {transfers} transfers ", "DP(slots=50)"
-    return resolve(method, _METHODS[transfers], which=which, example=example, own="HybridMethod")
+    return resolve(method, _METHODS[transfers], which=which, example=example, own=HybridMethod)

@@ -90,7 +90,7 @@ def solve_join(
     require_profile(profile, HomogeneousJoin | JoinProfile, needed)
     flags = kept_gradients(profile, keep)
     size = budget_bytes(profile, budget)
-    solver = resolve(method, _METHODS, example="DP(slots=500)", own="JoinMethod")
+    solver = resolve(method, _METHODS, example="DP(slots=500)", own=JoinMethod)
     claim, seconds = timed_claim(
         lambda: join_claim(solver, profile, size, keep=flags), solver, Claim
     )

@@ -252,9 +252,7 @@ def _resolve_method(
     """Return the method of that name or with these settings, or `method` itself."""
     if not isinstance(method, DP | MIP | CPSAT):
         which, example = f"for {transfers} transfers ", "CPSAT(time_limit_s=10)"
-        return resolve(
-            method, _METHODS[transfers], which=which, example=example, own="OffloadMethod"
-        )
+        return resolve(method, _METHODS[transfers], which=which, example=example, own=OffloadMethod)
     if method.discards != Discards.TABLE1:
         raise UnknownMethodError(
             f"discards is {str(method.discards)!r}, and offloading recomputes nothing; leave it out"

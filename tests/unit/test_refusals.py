@@ -13,17 +13,22 @@ from chainstay.baselines.selection import fastest_within
 from chainstay.dp import DP, least_budget, unrestricted_bound
 from chainstay.dp.join.lower_bound import waterfilling_bound
 from chainstay.dp.join.slots import join_curve
+from chainstay.dp.revolve import Revolve
 from chainstay.errors import (
     CertificateError,
     InvalidBudgetError,
     InvalidProfileError,
     InvalidScheduleError,
+    UnknownMethodError,
 )
+from chainstay.formulations.join.claims import AssignCuts
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.profiles import Join, JoinProfile, Link, OffloadProfile, Skip, kept_gradients
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
+from chainstay.solve import solve_chain, solve_join
 from chainstay.solve.hybrid import solve_hybrid
+from chainstay.solve.offload import solve_offload
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 from chainstay.validation.hybrid.search import hybrid_optimum
 from chainstay.validation.hybrid.simulate import simulate_hybrid
@@ -228,3 +233,22 @@ def test_what_counts_in_bytes_refuses_all_else(budget: Any) -> None:
 def test_profiles_of_another_kind_are_named(ask: Callable[[Any], object], needed: str) -> None:
     with pytest.raises(InvalidProfileError, match=f"is a JoinProfile, must be a {needed}"):
         ask(TURNING)
+
+
+@pytest.mark.parametrize(
+    ("solve", "method"),
+    [
+        (lambda method: solve_join(TURNING, 200, method), Revolve()),
+        (lambda method: solve_hybrid(CHAIN, 90, link=LINK, method=method), Revolve()),
+        (
+            lambda method: solve_offload(
+                OffloadProfile.from_chain(CHAIN), 90, link=LINK, method=method
+            ),
+            Revolve(),
+        ),
+        (lambda method: solve_chain(CHAIN, 100, method), AssignCuts()),
+    ],
+)
+def test_methods_for_another_problem_are_refused(solve: Callable[[Any], Any], method: Any) -> None:
+    with pytest.raises(UnknownMethodError, match="is for another problem"):
+        solve(method)
