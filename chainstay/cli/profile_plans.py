@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
 from functools import partial
 from typing import Final
 
@@ -21,12 +22,14 @@ from chainstay.files import read_document
 from chainstay.plans import Plan
 from chainstay.plans.parser import parse_profile
 from chainstay.profiles import AnyProfile, ChainProfile, HomogeneousJoin, Link, OffloadProfile
+from chainstay.schedule import Discards
 from chainstay.solve import budget_bytes, solve_chain, solve_join
 from chainstay.solve.budgets import plain_peak
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import solve_offload
 from chainstay.validation.simulate import simulate
 
+_OPTIONS: Final = {"inputs": "--input", "stage_options": "--no-stage-options"}
 _MOST_BYTES: Final = 64 * 1024**2
 """Largest profile file, in bytes."""
 
@@ -39,8 +42,9 @@ def plan_profile_file(target: ModelOptions, options: PlanOptions, link: Link | N
         InvalidProfileError: It is malformed.
     """
     path = target.model
-    for option, value in (("--input", target.inputs), ("--device", target.device)):
-        if value:
+    for field in fields(target):
+        if field.default not in (MISSING, getattr(target, field.name)):
+            option = _OPTIONS.get(field.name, f"--{field.name}")
             raise CommandLineError(
                 f"{option} is for models, and {path} is a profile file, whose costs are known; "
                 "leave it out"
@@ -64,6 +68,13 @@ def plan_profile(
         InfeasibleBudgetError: Nothing fits.
     """
     plain_bytes, budget = plain_peak(profile), budget_bytes(profile, options.budget)
+    solving = options.solving
+    for option, is_given in (
+        ("--method weak", solving.method == "weak"),
+        (f"--discards {solving.discards}", solving.discards is not Discards.FREE),
+    ):
+        if is_given and not isinstance(profile, ChainProfile):
+            raise CommandLineError(f"{option} is for chains, and {name} holds none; leave it out")
     plain = plain_training(profile.least_time, plain_bytes, budget)
     match profile:
         case ChainProfile():

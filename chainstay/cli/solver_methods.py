@@ -61,6 +61,10 @@ def require_valid(options: PlanOptions) -> Link | None:
     for option, value in (("--link", solving.link), ("--host-budget", solving.host_budget)):
         if value is not None and not solving.offload:
             raise CommandLineError(f"{option} {value} is of use with --offload only; add that")
+    if solving.time_limit != SolveOptions().time_limit and solving.method not in ("mip", "cpsat"):
+        raise CommandLineError(
+            f"--time-limit is for --method mip and cpsat, not {solving.method}; leave it out"
+        )
     if solving.host_budget is not None and parse_bytes(solving.host_budget) is None:
         raise CommandLineError(f"--host-budget is {solving.host_budget!r}, must be as in 64GiB")
     return None if solving.link is None else parse_link(solving.link)

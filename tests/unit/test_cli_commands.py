@@ -314,6 +314,15 @@ def test_names_from_files_do_not_steer_the_terminal() -> None:
         ("plan models.py:net -b 50% -i 8x32 --method magic", 2, "'magic'"),
         ("plan chain.json -b 1%", 3, "the least feasible budget is"),
         ("plan chain.json -b 50% -i 8x32", 2, "--input is for models, and chain.json is a profile"),
+        ("plan chain.json -b 50% --no-stage-options", 2, "--no-stage-options is for models, and"),
+        ("plan chain.json -b 50% --repeats 9", 2, "--repeats is for models, and chain.json is a"),
+        ("plan slots.json -b 6 --method weak", 2, "--method weak is for chains, and slots.json"),
+        ("plan slots.json -b 6 --discards table1", 2, "--discards table1 is for chains, and slot"),
+        (
+            "plan chain.json -b 50% --method dp --time-limit 3",
+            2,
+            "--time-limit is for --method mip",
+        ),
         ("plan chain.json -b 50% --offload", 2, "as in --offload --link 12GB/s"),
         ("plan absent.json -b 50%", 2, "absent.json: No such file"),
         ("plan broken.json -b 50%", 2, "not JSON"),
@@ -332,6 +341,8 @@ def test_wrong_command_lines_end_with_a_named_error_and_the_next_step(
 ) -> None:
     Path("broken.json").write_text("{")
     Path("menu.json").write_text(dump("menu", 1, {}))
+    slots = JoinProfile.homogeneous((2, 3), forward_time=1, backward_time=1, turn_time=1)
+    Path("slots.json").write_text(slots.to_json())
     before = sorted(Path().iterdir())
     family, colon, _ = line.split()[1].partition(":")
     if (
