@@ -22,6 +22,7 @@ from chainstay.runtime.capture.extract import require_granularity, require_modul
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
 from chainstay.runtime.devices.device_memory import free_bytes, plain_bytes
+from chainstay.runtime.measures.cost_files import require_cache
 from chainstay.runtime.measures.measured import require_repeats
 from chainstay.runtime.measures.progress import say
 from chainstay.runtime.stage.loss_stage import require_loss
@@ -140,8 +141,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         HostBudgetError: What the plan has away at a time exceeds `host_budget`.
         UnknownMethodError: There is no such method.
         SolverLimitError: No plan was found that fits, and it is not proved that there is none.
-        ValueError: `by`, `granularity`, `on_new_shape` or `repeats` is none, or `recompute`,
-            `offload`, `link` and `host_budget` do not go together.
+        ValueError: `by`, `granularity`, `on_new_shape`, `repeats`, `cache` or what must be True or
+            False is none, or `recompute`, `offload`, `link` and `host_budget` do not go together.
 
     Complexity:
         A few seconds of tracing, and about 20 steps of plain training, of which options of
@@ -203,6 +204,8 @@ def settings_of(  # noqa: PLR0913  # those of `fit`
 ) -> PlannerSettings:
     """Return the arguments of `fit`, looked through; its errors, as far as they need no model."""
     require_budget(others["budget"])
+    _require_choice("recompute", recompute, (True, False))
+    _require_choice("offload", offload, (True, False, None))
     settings = PlannerSettings(
         memory=MemoryOptions.of(
             recompute=recompute, offload=offload, link=link, host_budget=host_budget, device=device
@@ -217,9 +220,12 @@ def settings_of(  # noqa: PLR0913  # those of `fit`
         )
     _require_choice("by", settings.by, get_args(StageSource))
     _require_choice("on_new_shape", settings.on_new_shape, get_args(OnNewShape))
+    for name in ("stage_options", "bit_for_bit", "progress"):
+        _require_choice(name, getattr(settings, name), (True, False))
     require_granularity(settings.granularity)
     require_loss(settings.loss)
     require_repeats(settings.repeats)
+    require_cache(settings.cache)
     if recompute and settings.method != "auto":
         resolve_method(settings.method)
     return settings
@@ -289,7 +295,7 @@ def _solver_for(fitted: Fitted | None, settings: PlannerSettings) -> SolvedPlans
     return solver
 
 
-def _require_choice(name: str, given: object, known: tuple[str, ...]) -> None:
+def _require_choice(name: str, given: object, known: tuple[object, ...]) -> None:
     if given not in known:
         raise ValueError(
             f"{name} is {given!r}, must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}"

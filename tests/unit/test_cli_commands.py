@@ -323,6 +323,11 @@ def test_names_from_files_do_not_steer_the_terminal() -> None:
             2,
             "--time-limit is for --method mip",
         ),
+        (
+            "plan models.py:net -b 50% -i 8x32 --cache chain.json",
+            2,
+            "--cache is 'chain.json'",
+        ),
         ("plan chain.json -b 50% --offload", 2, "as in --offload --link 12GB/s"),
         ("plan absent.json -b 50%", 2, "absent.json: No such file"),
         ("plan broken.json -b 50%", 2, "not JSON"),

@@ -19,6 +19,7 @@ from chainstay.fitting.planner import PlannerSettings
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.trials.call import SampleFailsError
+from chainstay.runtime.measures.cost_files import require_cache
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import Replay, simulate
 
@@ -74,6 +75,10 @@ def measure_costs(options: ModelOptions, budget: str = "100%") -> ModelCosts:
         UnsupportedModelError: The model cannot be cut into stages, or does not fit here.
         CommandLineError: The options do not go together.
     """
+    try:
+        require_cache(options.cache)
+    except ValueError as wrong:
+        raise CommandLineError(f"--{wrong}") from None
     workload = build_checked_workload(options)
     granularity = parse_granularity(options.granularity)
     if workload.target.sheet is not None:

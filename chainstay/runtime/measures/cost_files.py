@@ -86,6 +86,22 @@ class AccountFile:
         write_sealed(self.path, _KIND, _VERSION, asdict(account))
 
 
+def require_cache(cache: str | os.PathLike[str] | None) -> None:
+    """Make the directory of a cache; before anything is measured that could not be kept.
+
+    Raises:
+        ValueError: It cannot be made.
+    """
+    try:
+        if cache is not None:
+            Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise ValueError(
+            f"cache is {str(cache)!r}, must be a folder, there or to be made: {cause.strerror}; "
+            "choose another"
+        ) from cause
+
+
 def path_in(directory: str | os.PathLike[str], signature: str) -> Path:
     """Return the path in `directory` of the file for `signature`."""
     digest = hashlib.sha256(signature.encode()).hexdigest()
