@@ -66,12 +66,22 @@ def format_bytes(size: int) -> str:
         ('1.83 GiB', '14 bytes')
     """
     if abs(size) < 1024:
-        return f"{size} bytes"
+        return f"{size} byte{'s' * (size != 1)}"
     amount, units = size / 1024, iter(("KiB", "MiB", "GiB", "TiB"))
     unit = next(units)
     while abs(amount) >= 1023.995 and unit != "TiB":
         amount, unit = amount / 1024, next(units)
     return f"{amount:.2f} {unit}"
+
+
+def format_most(share: float) -> str:
+    """Return a share that is not exceeded, in percent: a little is not nothing.
+
+    Example:
+        >>> format_most(0.123), format_most(1e-9), format_most(0)
+        ('12.30%', '0.01%', '0.00%')
+    """
+    return f"{max(share, 0.0001) if share else 0:.2%}"
 
 
 def format_time(time: float | Fraction) -> str:

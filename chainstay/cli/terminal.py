@@ -110,7 +110,7 @@ def printable(text: str) -> str:
 def short_bytes(size: int) -> str:
     """Return `size` with three digits, for tables in which sizes are compared."""
     text, _, unit = format_bytes(size).partition(" ")
-    if unit == "bytes":
+    if unit.startswith("byte"):
         return f"{text} B"
     number = float(text)
     digits = 2 if number < 10 else 1 if number < 100 else 0

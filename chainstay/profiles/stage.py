@@ -202,18 +202,19 @@ class Stage:
 
     def __post_init__(self) -> None:
         _require_name(self.name, "a stage's")
-        _require_whole(self, (*QUANTITIES, *_ENVIRONMENT), f"stage {self.name!r}")
+        title = f"stage {self.name!r}" if self.name else "a stage"
+        _require_whole(self, (*QUANTITIES, *_ENVIRONMENT), title)
         if self.random_bytes > self.environment_bytes:
             raise InvalidProfileError(
-                f"stage {self.name!r}: random_bytes is {self.random_bytes}, must be at most "
+                f"{title}: random_bytes is {self.random_bytes}, must be at most "
                 f"environment_bytes, {self.environment_bytes}, which count them"
             )
-        options = all_of(self.options, StageOption, f"stage {self.name!r}: options")
+        options = all_of(self.options, StageOption, f"{title}: options")
         object.__setattr__(self, "options", options)
         for kind in _RUNS:
             if getattr(self, kind) is not None:
-                _require_kind(getattr(self, kind), RunCost, f"stage {self.name!r}: {kind}")
-        _require_kind(self.needs_input, bool, f"stage {self.name!r}: needs_input")
+                _require_kind(getattr(self, kind), RunCost, f"{title}: {kind}")
+        _require_kind(self.needs_input, bool, f"{title}: needs_input")
 
     @property
     def is_plain(self) -> bool:

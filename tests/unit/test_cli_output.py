@@ -68,7 +68,7 @@ def printed(*tables: Table) -> list[str]:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (10 * 1024, "10.0 KiB"),
+        (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (10 * 1024, "10.0 KiB"),
         (100 * 1024, "100 KiB"), (5 * 2**30 // 2, "2.50 GiB"),
     ],
 )  # fmt: skip

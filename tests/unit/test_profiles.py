@@ -390,3 +390,10 @@ def test_deeply_nested_document_is_refused(depth: int) -> None:
     nested = edited(input_bytes="HERE").replace('"HERE"', "[" * depth + "]" * depth)
     with pytest.raises(ChainstayError, match=r"'input_bytes' is|not JSON"):
         ChainProfile.from_json(nested)
+
+
+def test_a_stage_without_a_name_is_told_by_its_number() -> None:
+    nameless = replace(CHAIN, stages=(replace(FIRST, name=""), LOSS))
+    text = nameless.to_json().replace('"forward_time": ', '"forward_time": -', 1)
+    with pytest.raises(InvalidProfileError, match=r"^chain-profile.stages\[0\]: a stage: forward"):
+        ChainProfile.from_json(text)

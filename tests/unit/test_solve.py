@@ -355,6 +355,8 @@ def test_a_solution_says_how_sure_it_is() -> None:
     assert loose.status is Status.FEASIBLE
     assert loose.gap == pytest.approx(0.5)
     assert "at most 50.00% above the optimum" in loose.describe()
+    close = replace(loose, makespan=10**6, lower_bound=10**6 - 1)
+    assert "at most 0.01% above the optimum" in close.describe()
     assert "tape" in replace(SOLUTION, discards=Discards.TAPE, family=Family.ALL).describe()
 
 
