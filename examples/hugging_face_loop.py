@@ -3,6 +3,10 @@
 Nothing is downloaded: the model is a small GPT-2 with random weights.
 
     python examples/hugging_face_loop.py
+
+Where it ends in `operator torchvision::nms does not exist`, or GPT2LMHeadModel cannot be imported,
+torchvision was built for another torch, as its wheel for CUDA beside a torch for CPUs: install the
+one of your torch's index, for CPUs https://download.pytorch.org/whl/cpu.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """Lightning's Trainer with one callback more: the same weights, within the budget.
 
 Run it: python examples/lightning_loop.py
+
+Where it ends in `operator torchvision::nms does not exist`,
+torchvision was built for another torch, as its wheel for CUDA beside a torch for CPUs: install the
+one of your torch's index, for CPUs https://download.pytorch.org/whl/cpu.
 """
 
 from __future__ import annotations
