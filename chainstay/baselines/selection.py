@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from chainstay.errors import InfeasibleBudgetError
+from chainstay.problems.arguments import require_whole
 from chainstay.schedule import OpKind, Schedule
-from chainstay.validation.arguments import require_whole
 
 
 class ScheduleCosts(Protocol):

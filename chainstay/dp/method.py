@@ -27,12 +27,12 @@ from chainstay.dp.recursion import Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.dp.weak.solver import solve_weak, weak_least_budget
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
+from chainstay.problems.arguments import require_kind, require_whole
 from chainstay.problems.exactness import is_complete
 from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
-from chainstay.validation.arguments import require_kind, require_whole
 
 _PERSISTENCES: Final = ("strong", "weak")
 _SHORT: Final = 40

@@ -399,7 +399,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/replay.py",
-        "        self._groups, self.stashes = [], []  # first",
+        "        self._groups, self.stashes, self.hooks = [], [], None  # first",
         "        # first",
         "agreement/test_stage_options.py::test_nothing_is_left_without_a_garbage_collector",
     ),
@@ -461,7 +461,7 @@ MUTANTS: Final = (
         "runtime/execute/environment.py",
         "environment.random = drawn or environment.random",
         "environment.random = drawn",
-        "agreement/test_fit_randomness.py::test_what_draws_nothing_when_it_is_planned_may_draw_later",
+        "agreement/test_fit_randomness.py::test_a_state_is_counted_where_nothing_is_drawn_yet",
     ),
     Mutant(
         "runtime/capture/dynamo.py",

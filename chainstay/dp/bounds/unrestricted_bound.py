@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from chainstay.dp.forward_costs import Array
+from chainstay.problems.arguments import require_kind, require_whole
 from chainstay.profiles import ChainProfile, Stage
-from chainstay.validation.arguments import require_kind, require_whole
 
 _FINE: Final = 2**16
 """Parts of a nanosecond in which times and prices are counted where options keep several stages."""

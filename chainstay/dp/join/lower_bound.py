@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import comb
 
+from chainstay.problems.arguments import require_kind, require_whole
 from chainstay.profiles import HomogeneousJoin, kept_gradients
-from chainstay.validation.arguments import require_kind, require_whole
 
 
 def waterfilling_bound(

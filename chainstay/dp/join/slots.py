@@ -49,10 +49,10 @@ import numpy as np
 from chainstay.dp.join.reversal import IMPOSSIBLE, Counts, forwards_table, reversal
 from chainstay.dp.recursion import forwards_dropping_inputs, unfold
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.problems.arguments import require_kind, require_whole
 from chainstay.profiles import HomogeneousJoin, kept_gradients
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family
-from chainstay.validation.arguments import require_kind, require_whole
 
 _Key: TypeAlias = tuple[int, int]
 """Tail steps that remain, and whether their last gradient is held (1) or not (0)."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.backend_settings import (
     BackendSettings,
     backend_settings,
@@ -24,7 +24,14 @@ from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.execute.repeatable import REMEDY, OperatorLog, first_difference, is_repeated
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
-from chainstay.runtime.stage.states import State, changeable, copied, non_leaves, version_of
+from chainstay.runtime.stage.states import (
+    State,
+    changeable,
+    changed_in_place,
+    copied,
+    non_leaves,
+    version_of,
+)
 
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
 SharedRead = tuple[int, object, bool]
@@ -167,11 +174,7 @@ class Environment:
         for position, place, _ in self.reads:
             is_needed = positions is None or position in positions
             if is_needed and _place_of(shared[position]) != place:
-                raise PlanMismatchError(
-                    f"{names[position]} was changed in place between forward and backward, but "
-                    f"stage {self.stage} needs it again; change a clone of it, or run the "
-                    "backward first"
-                )
+                raise changed_in_place(names[position], f"stage {self.stage}")
 
     @property
     def is_plain(self) -> bool:

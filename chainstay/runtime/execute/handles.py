@@ -31,7 +31,14 @@ from torch import nn
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.devices.device import accelerator_at
-from chainstay.runtime.stage.states import MemoryLayout, State, address_of, version_of
+from chainstay.runtime.stage.states import (
+    MemoryLayout,
+    State,
+    address_of,
+    changed_in_place,
+    never_recomputed,
+    version_of,
+)
 
 _BE_DETERMINISTIC: Final = "a stage must do the same each time it runs on the same input"
 
@@ -133,10 +140,7 @@ class _Handle:
         if self.tensor is None:
             self.prepare()
         if self.tensor is None:
-            raise PlanMismatchError(
-                f"what stage {self.stage} saved was not recomputed, because an earlier "
-                "recomputation failed; run the forward again"
-            )
+            raise never_recomputed(f"stage {self.stage}")
         return unpack(self.tensor)
 
 
@@ -373,11 +377,8 @@ class Staying:
             PlanMismatchError: It was changed in place.
         """
         if version_of(self.tensor) != self.version:
-            raise PlanMismatchError(
-                f"a tensor of shape {tuple(self.tensor.shape)} that stage {self.stage} saved "
-                "was changed in place between forward and backward; change a clone of it, or run "
-                "the backward first"
-            )
+            shape = tuple(self.tensor.shape)
+            raise changed_in_place(f"a tensor of shape {shape} that stage {self.stage} saved")
         return self.tensor
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 
-from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.environment import Environment, alone
 from chainstay.runtime.execute.handles import (
     Capture,
@@ -40,6 +39,7 @@ from chainstay.runtime.stage.chain_stage import ChainStage, Effects, Part, fused
 from chainstay.runtime.stage.states import (
     State,
     changeable,
+    changed_in_place,
     copied,
     cut,
     detached,
@@ -281,10 +281,7 @@ class Run:
             name = self.chain.stages[stage].name if shape.lengths else stage
             is_first = stage == 0 and not shape.lengths
             what = "the model's input" if is_first else f"the input of stage {name}"
-            raise PlanMismatchError(
-                f"{what} was changed in place between forward and backward, but stage {name} "
-                "needs it again; change a clone of it, or run the backward first"
-            )
+            raise changed_in_place(what, f"stage {name}")
         return checkpoint.state
 
     def _hooked(self, step: Step, state: State) -> AbstractContextManager[object]:

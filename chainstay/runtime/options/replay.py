@@ -37,7 +37,14 @@ from chainstay.runtime.execute.handles import (
 )
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.chain_stage import Effects
-from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
+from chainstay.runtime.stage.states import (
+    MemoryLayout,
+    State,
+    changed_in_place,
+    never_recomputed,
+    non_leaves,
+    version_of,
+)
 from chainstay.runtime.stage.tied_gradients import add_in_place
 
 _DRAWS: Final = Effects(draws_random=True)
@@ -56,17 +63,13 @@ class ReplayHandle:
         """The tensor.
 
         Raises:
-            PlanMismatchError: What the replay starts from was changed, it gave something else, or
-                its forward failed.
+            PlanMismatchError: What a replay starts from was changed, or it gave something else.
         """
         group = self.group  # another thread's replay may take it away
         if self.tensor is None and group is not None:
             group.replay()
         if self.tensor is None:
-            raise PlanMismatchError(
-                "what a stage that is kept in part saved is not there, because an earlier "
-                "recomputation failed; run the forward again"
-            )
+            raise never_recomputed("a stage that is kept in part")
         return self.tensor
 
 
@@ -171,12 +174,9 @@ class OptionRun:
         """
         if self.hooks is None:
             self._require_packed(len(self.code.packs))
-        self.state = {
-            index: _Held.of(state[index].detach(), policy) for index in self.code.state_reads
-        }
+        self.state = {i: _Held.of(state[i].detach(), policy) for i in self.code.state_reads}
         groups, stashes = self._groups, self.stashes
-        self._groups, self.stashes = [], []  # first: a circle would outlive an interruption
-        self.hooks = None
+        self._groups, self.stashes, self.hooks = [], [], None  # first: an interruption may come
         for group in groups:
             group.close(self, stashes, policy)
 
@@ -275,10 +275,7 @@ class _Held:
         if not isinstance(self.tensor, torch.Tensor):
             return self.tensor.restored()
         if version_of(self.tensor) != self.version:
-            raise PlanMismatchError(
-                f"{what} of stage {stage} was changed in place between forward and backward, but "
-                "the backward needs it; change a clone of it, or run the backward first"
-            )
+            raise changed_in_place(f"{what} of stage {stage}", "the backward")
         return self.tensor
 
 

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.memory import allocated_bytes
 
 _alias: Final = torch.ops.aten.alias.default
@@ -147,6 +148,23 @@ class _Changeable(torch.autograd.Function):
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often `tensor` was changed in place; inference tensors do not count it."""
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  # documented
+
+
+def changed_in_place(what: str, needed_by: str = "") -> PlanMismatchError:
+    """Return the error for a tensor that is not what it was in the forward."""
+    needed = f", but {needed_by} needs it again" if needed_by else ""
+    return PlanMismatchError(
+        f"{what} was changed in place between forward and backward{needed}; change a clone of it, "
+        "or run the backward first"
+    )
+
+
+def never_recomputed(stage: str) -> PlanMismatchError:
+    """Return the error for what a stage saved and a failed recomputation did not make again."""
+    return PlanMismatchError(
+        f"what {stage} saved was not recomputed, because an earlier recomputation failed; run the "
+        "forward again"
+    )
 
 
 def devices_of(state: State) -> tuple[torch.device, ...]:

@@ -22,8 +22,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from chainstay.errors import PlanMismatchError
-from chainstay.runtime.stage.states import MemoryLayout, version_of, whole_storage
+from chainstay.runtime.stage.states import (
+    MemoryLayout,
+    changed_in_place,
+    version_of,
+    whole_storage,
+)
 from chainstay.runtime.transfer.engine import Engine, Ticket
 from chainstay.runtime.transfer.pool import Slot
 
@@ -148,11 +152,8 @@ class OffloadedTensor:
         if self._tensor is not None:
             self._is_spoiled = version_of(self._tensor) != self._version
         if self._is_spoiled:
-            raise PlanMismatchError(
-                f"a tensor of shape {tuple(self._layout.size)} that stage {self._storage.stage} "
-                "saved was changed in place between forward and backward; change a clone of it, or "
-                "run the backward first"
-            )
+            shape, stage = tuple(self._layout.size), self._storage.stage
+            raise changed_in_place(f"a tensor of shape {shape} that stage {stage} saved")
         if self._tensor is not None:
             return self._tensor
         return self._layout.over(self._storage.arrived())
