@@ -96,11 +96,11 @@ class Loop(nn.Module):
 
 
 def test_of_many_operators_fewer_options_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three, and the steady one."""
+    """Three, and steady ones that are others."""
     model, x = Loop(6), torch.ones(2, 4)
     usual = len(observed_options(model, x))
     monkeypatch.setattr(option_costs, "_MOST_OPERATORS", 40)
-    assert usual > 4 >= len(observed_options(model, x)) > 1
+    assert usual > 6 >= len(observed_options(model, x)) > 1
 
 
 def test_operators_are_made_again_in_groups_that_read_each_other() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from chainstay.runtime.execute.handles import (
     unpack,
 )
 from chainstay.runtime.options.front import pareto_front, thinned
-from chainstay.runtime.options.front_hull import fewest_bytes
+from chainstay.runtime.options.front_hull import convex_front
 from chainstay.runtime.options.generator import generate, groups_of, hooked_packs
 from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.options.option_code import OptionCode
@@ -35,6 +35,8 @@ _HOOK_TIME: Final = 2_000
 """What setting hooks and taking them away takes."""
 _GROUP_TIME: Final = 50_000
 """What a replay takes besides its operators."""
+_CORNERS: Final = 4
+"""Corners that steady options are, with that which drops nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,22 +87,15 @@ class Option:
 def stage_options(
     graph: StageGraph, given: tuple[State, Sequence[Any]], most: int = 8
 ) -> list[Option]:
-    """Return options of a stage, from keeping everything to the fewest bytes; the last is steady.
+    """Return options of a stage: that which drops nothing, `most` at most, and steady ones.
 
-    At most `most` are between the first and the last. Call it inside `measuring`: the stage is run
-    once or more.
+    The last keeps the fewest bytes. Call it inside `measuring`: the stage is run once or more.
     """
-    steady = steady_selection(graph)
+    steady = {(choice.replayed, choice.redrawn): choice for choice in steady_selections(graph)}
     front = thinned(selections_of(graph), most + 1)
-    same = (steady.replayed, steady.redrawn)
-    others = (
-        selection
-        for selection in front
-        if not selection.drops or (selection.replayed, selection.redrawn) != same
-    )
-    options = [option_of(graph, selection) for selection in others]
-    if steady.drops:
-        options.append(replace(option_of(graph, steady), is_steady=True))
+    others = (choice for choice in front if (choice.replayed, choice.redrawn) not in steady)
+    options = [option_of(graph, choice) for choice in others]
+    options += [replace(option_of(graph, choice), is_steady=True) for choice in steady.values()]
     if options and _replays_all(options) and admitted(options[-1], given):
         return options  # what the last one makes again, others start from or make again as well
     return [option for option in options if admitted(option, given)]
@@ -137,13 +132,13 @@ def selections_of(graph: StageGraph) -> list[Selection]:
     return front
 
 
-def steady_selection(graph: StageGraph) -> Selection:
-    """Return what keeps the fewest bytes, and of these what makes the fewest operators again."""
-    fewest = fewest_bytes([replace(operator, time=1) for operator in graph.operators])
-    assert fewest is not None, "autograd keeps everything"
-    again = sorted(fewest.replayed | fewest.redrawn)
-    time = sum(graph.operators[place].time for place in again)
-    return _with_hooks(graph, replace(fewest, replay_time=time))
+def steady_selections(graph: StageGraph) -> Iterator[Selection]:
+    """Yield corners of the front as if all operators took the same time, to the fewest bytes."""
+    for choice in convex_front([replace(op, time=1) for op in graph.operators], _CORNERS):
+        again = sorted(choice.replayed | choice.redrawn)
+        time = sum(graph.operators[place].time for place in again)
+        if choice.drops:
+            yield _with_hooks(graph, replace(choice, replay_time=time))
 
 
 def option_of(graph: StageGraph, selection: Selection) -> Option:
