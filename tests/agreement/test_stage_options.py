@@ -235,7 +235,7 @@ def test_a_span_of_stages_has_options_as_one_stage(name: str) -> None:
         graph = trace_stage(whole, graphs[0][1], torch.device("cpu"), output_stays=False)
         assert graph is not None
         options = stage_options(graph, graphs[0][1])
-    assert len(options) in (8, 9)
+    assert 8 <= len(options) <= 11
     assert [option.saved_bytes for option in options] == sorted(
         (option.saved_bytes for option in options), reverse=True
     )

@@ -15,8 +15,10 @@ from torch._ops import OpOverload
 
 from chainstay.runtime.devices.kernel_watch import KernelWatch
 
-_SHARES: Final = ("dropout_p", "dropout")
+_RATES: Final = ("dropout_p", "dropout")
+"""Arguments with which, at 0, a kernel draws nothing."""
 _MODES: Final = ("training", "train")
+"""Arguments without which it draws nothing."""
 _CALM: Final = ("flex_attention", "flex_attention_backward")
 """Higher-order operators that draw nothing, whatever graphs they take."""
 
@@ -33,7 +35,7 @@ def may_draw(kernel: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         return False
     given = {parameter.name: parameter.default_value for parameter in schema.arguments}
     given |= dict(zip(given, args, strict=False)) | dict(kwargs)
-    has_none = any(given.get(name, 1) == 0 for name in _SHARES)
+    has_none = any(given.get(name, 1) == 0 for name in _RATES)
     return not has_none and all(given.get(name, True) for name in _MODES)
 
 

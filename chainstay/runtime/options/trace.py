@@ -131,9 +131,7 @@ class Trace:
     made: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
     flags: list[bool] = field(default_factory=list)
     _current: dict[int, int] = field(default_factory=dict)  # storage -> its present value
-    _known: list[StorageWeakRef] = field(
-        default_factory=list
-    )  # keep addresses from being used again
+    _known: list[StorageWeakRef] = field(default_factory=list)  # or addresses are used again
     _stale: set[fx.Node] = field(default_factory=set)  # views that cannot be made again
     _packed: list[torch.Tensor] = field(default_factory=list)  # by the present node
     _draws: DrawWatch = field(default_factory=DrawWatch)
