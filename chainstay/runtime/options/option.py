@@ -96,6 +96,7 @@ def stage_options(
     others = (choice for choice in front if (choice.replayed, choice.redrawn) not in steady)
     options = [option_of(graph, choice) for choice in others]
     options += [replace(option_of(graph, choice), is_steady=True) for choice in steady.values()]
+    options.sort(key=lambda option: option.saved_bytes, reverse=True)
     if options and _replays_all(options) and admitted(options[-1], given):
         return options  # what the last one makes again, others start from or make again as well
     return [option for option in options if admitted(option, given)]
