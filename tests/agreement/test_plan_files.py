@@ -219,7 +219,7 @@ def test_a_sample_that_is_no_tuple_is_refused() -> None:
         ({"replayed": [999]}, "has no option"),
         ({"replayed": [-1]}, "has no option"),
         ({"redrawn": [0]}, "has no option"),
-        ({"option": 9}, "has option 9 of stage"),
+        ({"option": 99}, "has option 99 of stage"),
         ({"stage": -1}, "of stage -1"),
     ],
 )
