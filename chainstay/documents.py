@@ -125,7 +125,7 @@ class Fields:
         waiting = [self] if kind is None else []
         while waiting:
             found = waiting.pop()
-            for name in found.values.keys() - found.asked.keys():
+            for name in sorted(found.values.keys() - found.asked.keys()):
                 close = get_close_matches(name, found.asked, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else "remove it"
                 raise self.error(f"{found.path}: there is no field {_excerpt(name)}; {hint}")

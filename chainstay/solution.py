@@ -12,7 +12,7 @@ from chainstay.errors import InvalidSolutionError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.timetable import Time
-from chainstay.units import format_bytes, format_most, format_time
+from chainstay.units import format_bound, format_bytes, format_time
 
 
 class Family(StrEnum):
@@ -193,12 +193,11 @@ class Solution:
         proof = (
             f"proved optimal {among}"
             if self.is_optimal
-            else f"at most {format_most(self.gap)} above the optimum {among}"
+            else f"at most {format_bound(self.gap)} above the optimum {among}"
         )
         if self.unrestricted_bound > 0 and self.family is not Family.ALL:
-            proof += (
-                f"; no schedule at all saves more than {format_most(self.unrestricted_gap)} of that"
-            )
+            most = format_bound(self.unrestricted_gap)
+            proof += f"; no schedule at all saves more than {most} of that"
         return (
             f"{format_time(self.makespan)} at a peak of {format_bytes(self.peak_bytes)} "
             f"of {format_bytes(self.budget)}: {proof}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from fractions import Fraction
+from math import ceil
 from typing import Any, Final
 
 _FACTORS: Final = {
@@ -74,14 +75,15 @@ def format_bytes(size: int) -> str:
     return f"{amount:.2f} {unit}"
 
 
-def format_most(share: float) -> str:
-    """Return a share that is not exceeded, in percent: a little is not nothing.
+def format_bound(share: float) -> str:
+    """Return an upper bound on a share in percent, rounded up.
 
     Example:
-        >>> format_most(0.123), format_most(1e-9), format_most(0)
-        ('12.30%', '0.01%', '0.00%')
+        >>> format_bound(0.123), format_bound(0.12341), format_bound(1e-15), format_bound(0)
+        ('12.30%', '12.35%', '0.01%', '0.00%')
     """
-    return f"{max(share, 0.0001) if share else 0:.2%}"
+    hundredths = ceil(round(share * 10_000, 6))
+    return f"{max(hundredths, share > 0) / 100:.2f}%"
 
 
 def format_time(time: float | Fraction) -> str:

@@ -30,6 +30,7 @@ from chainstay.solve.offload import solve_offload
 from chainstay.validation.simulate import simulate
 
 _OPTIONS: Final = {"inputs": "--input", "stage_options": "--no-stage-options"}
+"""Options of the command line that are not called as the fields of `ModelOptions`."""
 _MOST_BYTES: Final = 64 * 1024**2
 """Largest profile file, in bytes."""
 

@@ -9,7 +9,7 @@ from chainstay.problems.offload import OffloadSolution
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Solution
 from chainstay.timetable import Time, Transfers
-from chainstay.units import format_most, format_time
+from chainstay.units import format_bound, format_time
 
 _FAMILIES: Final = {
     Family.PERSISTENT: "Persistent: a value that is kept stays in memory until its backward has "
@@ -67,10 +67,10 @@ def proof_text(solution: Solution) -> ProofText:
         verdict = "proved optimal"
         sentence = f"No {kind} within this budget takes less time than this one."
     elif solution.lower_bound:
-        verdict = f"within {format_most(solution.gap)}"
+        verdict = f"within {format_bound(solution.gap)}"
         sentence = (
             f"No {kind} within this budget takes less than {format_time(solution.lower_bound)}: "
-            f"at most {format_most(solution.gap)} of this plan's time could be saved. Whether any "
+            f"at most {format_bound(solution.gap)} of this plan's time could be saved. Whether any "
             "of it can is not known."
         )
     else:
@@ -79,7 +79,7 @@ def proof_text(solution: Solution) -> ProofText:
     if solution.unrestricted_bound and solution.family is not Family.ALL:
         sentence += (
             f" No schedule at all, of whatever family, saves more than "
-            f"{format_most(solution.unrestricted_gap)} of its time."
+            f"{format_bound(solution.unrestricted_gap)} of its time."
         )
     return ProofText(verdict, sentence, _facts(solution), _notes(solution))
 
@@ -90,7 +90,7 @@ def _facts(solution: Solution) -> tuple[tuple[str, str], ...]:
         ("Found in", format_time(solution.solve_seconds * 1e9)),
         ("Time of a step", _both(solution.makespan)),
         ("Lower bound", _both(solution.lower_bound)),
-        ("Gap", format_most(solution.gap) if not solution.is_optimal else "none"),
+        ("Gap", format_bound(solution.gap) if not solution.is_optimal else "none"),
         ("Family", str(solution.family)),
     ]
     if solution.unrestricted_bound:

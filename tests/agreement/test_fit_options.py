@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import chainstay
 from chainstay import InfeasibleBudgetError, Schedule
 from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.options.replay import OptionRun
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from option_families import FAMILIES, TOKENS, Language
 from torch_release import IS_TORCH_2_6
@@ -295,6 +296,32 @@ def test_kernels_chosen_after_fit(by: str) -> None:
         with sdpa_kernel(kernel):
             plain, planned = (gradients_of(model, TOKENS, step) for model in models)
         assert differences(planned, plain) == [], kernel
+
+
+def test_a_second_backward_after_a_failed_recomputation_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make, x = FAMILIES["GPT"]
+    _, planned = in_part(lambda: make().train(), x)
+    (made,) = shown(planned).planner.known.values()
+    assert isinstance(made, PlannedGraph)
+    chain = made.staged.chain
+    spans = {key for key, one in chain.options.items() if one.stages > 1 and one.selection.drops}
+    first, number = min(spans)
+    span = range(first, first + chain.options[first, number].stages)
+    schedule = _dropped_first(len(chain.stages), span, number)
+    vars(made.executor).update(vars(Executor(chain, schedule)))
+    loss = loss_of(planned(x))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OptionRun, "close", fail)
+        with pytest.raises(MemoryError):
+            loss.backward(retain_graph=True)
+    with pytest.raises(chainstay.PlanMismatchError, match="an earlier recomputation failed"):
+        loss.backward()
 
 
 @each_way

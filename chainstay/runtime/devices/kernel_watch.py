@@ -7,10 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Self, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class KernelCall(NamedTuple):
+    """A kernel that has run, its arguments, and what it gave."""
+
+    kernel: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
 
 
 @dataclass
@@ -48,12 +57,12 @@ class KernelWatch(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self.see(func, args, kwargs, result)
+        self.see(KernelCall(func, args, kwargs, result))
         return result
 
     @abstractmethod
-    def see(self, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
-        """Look at a kernel that has run, and at what it took and gave."""
+    def see(self, call: KernelCall) -> None:
+        """Look at a kernel that has run."""
 
 
 _IS_EARLY: Final = not hasattr(TorchDispatchMode, "supports_higher_order_operators")

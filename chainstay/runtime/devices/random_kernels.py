@@ -6,20 +6,20 @@ nothing for positive numbers, a branch that is not taken nothing at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
 
-from chainstay.runtime.devices.kernel_watch import KernelWatch
+from chainstay.runtime.devices.kernel_watch import KernelCall, KernelWatch
 
 _RATES: Final = ("dropout_p", "dropout")
 """Arguments with which, at 0, a kernel draws nothing."""
 _MODES: Final = ("training", "train")
 """Arguments without which it draws nothing."""
-_CALM: Final = ("flex_attention", "flex_attention_backward")
+_DRAWLESS: Final = ("flex_attention", "flex_attention_backward")
 """Higher-order operators that draw nothing, whatever graphs they take."""
 
 
@@ -29,11 +29,13 @@ def may_draw(kernel: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     That does not depend on values of tensors: attention without dropout draws nothing.
     """
     if not isinstance(kernel, OpOverload):
-        return getattr(kernel, "__name__", "") not in _CALM  # nothing is known of the graphs inside
-    schema = kernel._schema  # noqa: SLF001  # what an operator says of itself
+        return (
+            getattr(kernel, "__name__", "") not in _DRAWLESS
+        )  # nothing is known of the graphs inside
     if torch.Tag.nondeterministic_seeded not in kernel.tags:
         return False
-    given = {parameter.name: parameter.default_value for parameter in schema.arguments}
+    parameters = kernel._schema.arguments  # noqa: SLF001  # what an operator says of itself
+    given = {parameter.name: parameter.default_value for parameter in parameters}
     given |= dict(zip(given, args, strict=False)) | dict(kwargs)
     has_none = any(given.get(name, 1) == 0 for name in _RATES)
     return not has_none and all(given.get(name, True) for name in _MODES)
@@ -41,14 +43,14 @@ def may_draw(kernel: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 @dataclass
 class DrawWatch(KernelWatch):
-    """A context that sees kernels that may draw.
+    """A context that sees whether a kernel runs that may draw.
 
     Attributes:
-        seen: Whether there was one; whoever asks sets it back.
+        seen: Whether one has; who wants to know it of the next operator sets it to false.
     """
 
     seen: bool = False
 
-    def see(self, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:  # noqa: ARG002  # of no interest here
-        """Ask it."""
-        self.seen |= may_draw(kernel, args, kwargs)
+    def see(self, call: KernelCall) -> None:
+        """Note whether the kernel may draw."""
+        self.seen |= may_draw(call.kernel, call.args, call.kwargs)

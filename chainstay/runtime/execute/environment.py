@@ -27,7 +27,7 @@ from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.states import (
     State,
     changeable,
-    changed_in_place,
+    changed_in_place_error,
     copied,
     non_leaves,
     version_of,
@@ -61,7 +61,7 @@ def first_look(
     """Run `stage` once: how it touches the world, what it ran in, and the next state.
 
     A stage that may draw random numbers, and draws none here, may do so in a later run: for other
-    values, ``poisson`` does. Of which device they are is what this run shows.
+    values, ``poisson`` does. This run shows from which devices' generators it draws.
     """
     effects = stage.effects
     environment = Environment.capture(stage, effects, shared, device)
@@ -174,7 +174,7 @@ class Environment:
         for position, place, _ in self.reads:
             is_needed = positions is None or position in positions
             if is_needed and _place_of(shared[position]) != place:
-                raise changed_in_place(names[position], f"stage {self.stage}")
+                raise changed_in_place_error(names[position], f"stage {self.stage}")
 
     @property
     def is_plain(self) -> bool:

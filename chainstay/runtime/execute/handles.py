@@ -35,8 +35,8 @@ from chainstay.runtime.stage.states import (
     MemoryLayout,
     State,
     address_of,
-    changed_in_place,
-    never_recomputed,
+    changed_in_place_error,
+    never_recomputed_error,
     version_of,
 )
 
@@ -140,7 +140,7 @@ class _Handle:
         if self.tensor is None:
             self.prepare()
         if self.tensor is None:
-            raise never_recomputed(f"stage {self.stage}")
+            raise never_recomputed_error(f"stage {self.stage}")
         return unpack(self.tensor)
 
 
@@ -378,7 +378,7 @@ class Staying:
         """
         if version_of(self.tensor) != self.version:
             shape = tuple(self.tensor.shape)
-            raise changed_in_place(f"a tensor of shape {shape} that stage {self.stage} saved")
+            raise changed_in_place_error(f"a tensor of shape {shape} that stage {self.stage} saved")
         return self.tensor
 
 

@@ -39,7 +39,7 @@ from chainstay.runtime.stage.chain_stage import ChainStage, Effects, Part, fused
 from chainstay.runtime.stage.states import (
     State,
     changeable,
-    changed_in_place,
+    changed_in_place_error,
     copied,
     cut,
     detached,
@@ -281,7 +281,7 @@ class Run:
             name = self.chain.stages[stage].name if shape.lengths else stage
             is_first = stage == 0 and not shape.lengths
             what = "the model's input" if is_first else f"the input of stage {name}"
-            raise changed_in_place(what, f"stage {name}")
+            raise changed_in_place_error(what, f"stage {name}")
         return checkpoint.state
 
     def _hooked(self, step: Step, state: State) -> AbstractContextManager[object]:

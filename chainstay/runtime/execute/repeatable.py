@@ -7,14 +7,13 @@ whenever they run, in plain training, too.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from chainstay.runtime.devices.kernel_watch import KernelWatch
+from chainstay.runtime.devices.kernel_watch import KernelCall, KernelWatch
 from chainstay.runtime.devices.thread_value import ThreadValue
 from chainstay.runtime.stage.states import bytes_of, is_equal, sums_of_bytes, tensors_in
 
@@ -54,10 +53,11 @@ class OperatorLog(KernelWatch):
 
     entries: list[tuple[object, ...]] = field(default_factory=list)
 
-    def see(self, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:  # noqa: ARG002  # of no interest here
+    def see(self, call: KernelCall) -> None:
         """Add an entry."""
-        given = [] if "empty" in str(kernel) else tensors_in(result)  # which holds anything
-        self.entries.append((str(kernel), *map(_digest, given)))
+        name = str(call.kernel)
+        given = [] if "empty" in name else tensors_in(call.result)  # which holds anything
+        self.entries.append((name, *map(_digest, given)))
 
 
 def first_difference(one: OperatorLog, other: OperatorLog) -> tuple[str, str] | None:

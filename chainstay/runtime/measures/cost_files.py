@@ -86,20 +86,22 @@ class AccountFile:
         write_sealed(self.path, _KIND, _VERSION, asdict(account))
 
 
-def require_cache(cache: str | os.PathLike[str] | None) -> None:
-    """Make the directory of a cache; before anything is measured that could not be kept.
+def require_cache(cache: object) -> None:
+    """Refuse a cache that could not be written, before anything is measured.
 
     Raises:
-        ValueError: It cannot be made.
+        ValueError: It is no path of a directory, or none can be made or written to there.
     """
-    try:
-        if cache is not None:
-            Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise ValueError(
-            f"cache is {str(cache)!r}, must be a folder, there or to be made: {cause.strerror}; "
-            "choose another"
-        ) from cause
+    if cache is None:
+        return
+    is_usable = False
+    if isinstance(cache, str | os.PathLike):
+        path = Path(cache).expanduser().absolute()
+        there = next(place for place in (path, *path.parents) if place.exists())
+        is_usable = there.is_dir() and os.access(there, os.W_OK)
+    if not is_usable:
+        given = str(cache) if isinstance(cache, os.PathLike) else cache
+        raise ValueError(f"cache is {given!r}, must be a directory that can be written or made")
 
 
 def path_in(directory: str | os.PathLike[str], signature: str) -> Path:

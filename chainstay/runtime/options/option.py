@@ -36,7 +36,7 @@ _HOOK_TIME: Final = 2_000
 _GROUP_TIME: Final = 50_000
 """What a replay takes besides its operators."""
 _CORNERS: Final = 4
-"""Corners that steady options are, with that which drops nothing."""
+"""Corners of the hull of a front: keeping everything, and steady options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +87,7 @@ class Option:
 def stage_options(
     graph: StageGraph, given: tuple[State, Sequence[Any]], most: int = 8
 ) -> list[Option]:
-    """Return options of a stage: that which drops nothing, `most` at most, and steady ones.
+    """Return keeping everything, at most `most` other options of a stage, and the steady ones.
 
     The last keeps the fewest bytes. Call it inside `measuring`: the stage is run once or more.
     """
@@ -134,7 +134,10 @@ def selections_of(graph: StageGraph) -> list[Selection]:
 
 
 def steady_selections(graph: StageGraph) -> Iterator[Selection]:
-    """Yield corners of the front as if all operators took the same time, to the fewest bytes."""
+    """Yield corners of the front's convex hull, as if all operators took the same time.
+
+    They are found whatever times are measured. The last keeps the fewest bytes.
+    """
     for choice in convex_front([replace(op, time=1) for op in graph.operators], _CORNERS):
         again = sorted(choice.replayed | choice.redrawn)
         time = sum(graph.operators[place].time for place in again)

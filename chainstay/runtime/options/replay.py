@@ -40,8 +40,8 @@ from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.states import (
     MemoryLayout,
     State,
-    changed_in_place,
-    never_recomputed,
+    changed_in_place_error,
+    never_recomputed_error,
     non_leaves,
     version_of,
 )
@@ -69,7 +69,7 @@ class ReplayHandle:
         if self.tensor is None and group is not None:
             group.replay()
         if self.tensor is None:
-            raise never_recomputed("a stage that is kept in part")
+            raise never_recomputed_error("a stage that is kept in part")
         return self.tensor
 
 
@@ -275,7 +275,7 @@ class _Held:
         if not isinstance(self.tensor, torch.Tensor):
             return self.tensor.restored()
         if version_of(self.tensor) != self.version:
-            raise changed_in_place(f"{what} of stage {stage}", "the backward")
+            raise changed_in_place_error(f"{what} of stage {stage}", "the backward")
         return self.tensor
 
 

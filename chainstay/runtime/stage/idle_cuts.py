@@ -12,7 +12,7 @@ see `spans`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from chainstay.runtime.devices.kernel_watch import KernelWatch
+from chainstay.runtime.devices.kernel_watch import KernelCall, KernelWatch
 from chainstay.runtime.stage.chain_stage import ChainStage, fused
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
@@ -102,9 +102,9 @@ class _Products(KernelWatch):
 
     are_there: bool = False
 
-    def see(self, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:  # noqa: ARG002  # of no interest here
+    def see(self, call: KernelCall) -> None:
         """Look whether it is one of these."""
-        packet = getattr(kernel, "overloadpacket", None)  # none of a higher-order operator
+        packet = getattr(call.kernel, "overloadpacket", None)  # none of a higher-order operator
         self.are_there |= packet is None or packet in flop_registry
 
 

@@ -150,7 +150,7 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  # documented
 
 
-def changed_in_place(what: str, needed_by: str = "") -> PlanMismatchError:
+def changed_in_place_error(what: str, needed_by: str = "") -> PlanMismatchError:
     """Return the error for a tensor that is not what it was in the forward."""
     needed = f", but {needed_by} needs it again" if needed_by else ""
     return PlanMismatchError(
@@ -159,7 +159,7 @@ def changed_in_place(what: str, needed_by: str = "") -> PlanMismatchError:
     )
 
 
-def never_recomputed(stage: str) -> PlanMismatchError:
+def never_recomputed_error(stage: str) -> PlanMismatchError:
     """Return the error for what a stage saved and a failed recomputation did not make again."""
     return PlanMismatchError(
         f"what {stage} saved was not recomputed, because an earlier recomputation failed; run the "

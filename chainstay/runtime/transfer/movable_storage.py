@@ -24,7 +24,7 @@ import torch
 
 from chainstay.runtime.stage.states import (
     MemoryLayout,
-    changed_in_place,
+    changed_in_place_error,
     version_of,
     whole_storage,
 )
@@ -153,7 +153,7 @@ class OffloadedTensor:
             self._is_spoiled = version_of(self._tensor) != self._version
         if self._is_spoiled:
             shape, stage = tuple(self._layout.size), self._storage.stage
-            raise changed_in_place(f"a tensor of shape {shape} that stage {stage} saved")
+            raise changed_in_place_error(f"a tensor of shape {shape} that stage {stage} saved")
         if self._tensor is not None:
             return self._tensor
         return self._layout.over(self._storage.arrived())
