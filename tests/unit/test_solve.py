@@ -366,7 +366,7 @@ def test_a_solution_says_what_any_other_could_gain() -> None:
     assert (proved.makespan, proved.unrestricted_bound, proved.unrestricted_gap) == (13, 13, 0)
     loose = replace(SOLUTION, unrestricted_bound=13, family=Family.PERSISTENT)
     assert loose.unrestricted_gap == pytest.approx(1 / 14)
-    assert "no schedule at all saves more than 7.14% of that" in loose.describe()
+    assert "no schedule at all saves more than 7.15% of that" in loose.describe()
     with pytest.raises(InvalidSolutionError, match="unrestricted_bound is 15"):
         replace(SOLUTION, unrestricted_bound=15)
 
