@@ -11,6 +11,7 @@ import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
+from textwrap import fill
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -57,6 +58,8 @@ OnNewShape = Literal["plan", "refuse", "run plainly"]
 
 AnyPlanned = PlannedGraph | PlannedJoin | PlannedBlocks
 
+_WIDTH: Final = 80
+"""Columns of the lines in which a plan is described."""
 _MANY: Final = 32
 """Plans of one model for which fewer shapes are recommended."""
 
@@ -163,14 +166,13 @@ class NotedPlan:
             table_of_parts(self.kept_in_part, len(profile), plain_time),
             table_of(planned.alternatives) if planned.alternatives else "",
         )
-        return (
-            f"{name} in {len(profile)} stages, the loss included: "
-            f"{solution.describe()}\n{planned.origin}"
+        solved = f"{name} in {len(profile)} stages, the loss included: {solution.describe()}"
+        predicted = (
             f"predicted {planned.slowdown:.1%} slower than plain training at a peak of "
-            f"{format_bytes(solution.peak_bytes)}{others}\n"
-            f"{''.join(table + chr(10) for table in tables if table)}"
-            f"{solution.schedule}"
+            f"{format_bytes(solution.peak_bytes)}{others}"
         )
+        told = map(_wrapped, (solved, planned.origin, predicted))
+        return "\n".join(filter(None, (*told, *tables, _wrapped(str(solution.schedule)))))
 
 
 class PlanMaker(Protocol):
@@ -389,3 +391,7 @@ def is_alike(one: GraphChain, other: GraphChain) -> bool:
         for graph in (one, other)
     )
     return first == second
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, _WIDTH, subsequent_indent="  ")

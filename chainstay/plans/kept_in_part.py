@@ -12,6 +12,7 @@ from chainstay.schedule import OpKind, Schedule
 from chainstay.units import format_bytes
 
 _MOST_LINES: Final = 8
+_MOST_NAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,12 @@ def _part(chain: ChainProfile, branch: int | None, first: int, number: int) -> K
     )
 
 
-def part_text(part: KeptInPart) -> str:
-    """Return what is dropped, and of how many stages, for people."""
+def part_text(part: KeptInPart, most_names: int | None = None) -> str:
+    """Return what is dropped, and of how many stages, for people; some of the names, if many."""
     dropped = part.dropped or f"option {part.option}"
+    names = dropped.split(", ")
+    if most_names is not None and len(names) > most_names:
+        dropped = f"{', '.join(names[:most_names])} and {len(names) - most_names} more"
     return f"{dropped} (of {part.stages} stages as one)" if part.stages > 1 else dropped
 
 
@@ -99,7 +103,11 @@ def table_of_parts(parts: Sequence[KeptInPart], stages: int, plain_time: int) ->
     totals: Counter[tuple[str, str, str]] = Counter()
     counts: Counter[tuple[str, str, str]] = Counter()
     for part in parts:
-        cells = part_text(part), _signed(-part.less_bytes), _share(part.extra_time, plain_time)
+        cells = (
+            part_text(part, _MOST_NAMES),
+            _signed(-part.less_bytes),
+            _share(part.extra_time, plain_time),
+        )
         counts[cells] += 1
         totals[cells] += part.less_bytes
     kinds = [kind for kind, _ in totals.most_common(_MOST_LINES)]

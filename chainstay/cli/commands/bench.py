@@ -50,10 +50,10 @@ def bench(
     options: ModelOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Train a model plainly, by torch's checkpoint_sequential, and by plans: time and peak.
+    """Compare plans with plain training and checkpoint_sequential.
 
-    Of the segment counts of checkpoint_sequential, those are run that no other one beats in both
-    time and peak.
+    Measures time and peak of each. Of the segment counts of checkpoint_sequential, those are run
+    that no other one beats in both.
     """
     options.require_runnable_device()
     with spinner("loading PyTorch"):

@@ -67,10 +67,10 @@ def plan(
     ] = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Find the fastest way to train a model, or a profile, within a memory budget.
+    """Find the fastest way to train a model within a memory budget.
 
     Compares it with other strategies, and writes a plan file: for chainstay run, chainstay
-    report, and chainstay.apply_plan in your own program.
+    report, and chainstay.apply_plan in your own program. A profile file will do for a model.
     """
     with spinner("loading PyTorch"):
         # These need torch, which --help must not load.

@@ -46,9 +46,10 @@ def profile(
     ] = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Measure the costs of every stage of a model, or estimate them for a device.
+    """Measure or estimate the costs of every stage of a model.
 
-    Writes a profile file, from which chainstay plan makes plans quickly.
+    Estimates are for a device that is not here, by its data sheet. Writes a profile file, from
+    which chainstay plan makes plans quickly.
     """
     with spinner("loading PyTorch"):
         # Needs torch, which --help must not load.

@@ -43,7 +43,11 @@ def report(  # noqa: PLR0913  # options of a command, all by name
     trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None,
     title: Annotated[str | None, typer.Option(help="Title of page and images.")] = None,
 ) -> None:
-    """Show a plan: memory over time, the schedule, other budgets, the proof, the stages."""
+    """Show a plan: memory over time, schedule, proof and stages.
+
+    Writes a page that loads nothing, with the least times of other budgets, too; or a picture or
+    a trace.
+    """
     # Needs numpy, which --help must not load.
     from chainstay.plans import load_plan
 

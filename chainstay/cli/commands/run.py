@@ -57,9 +57,10 @@ def run(  # noqa: PLR0913  # options of a command, all by name
     solving: SolveOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Train a few steps by a plan: planned against measured, and bit for bit against PyTorch.
+    """Train a few steps by a plan, and compare with plain PyTorch.
 
-    Ends with exit code 1 if a step is not what plain PyTorch does, or needs more than its budget.
+    Shows peak and time, planned and measured; numbers are compared bit for bit. Ends with exit
+    code 1 if a step is not what plain PyTorch does, or needs more than its budget.
     """
     if (plan is None) == (budget is None):
         raise CommandLineError(

@@ -62,9 +62,10 @@ class VerifyOptions:
 
 @flatten_options()
 def verify(*, options: VerifyOptions, as_json: JsonOutput = False) -> None:
-    """Check every method against the others and the simulator on random instances.
+    """Check all methods against each other on random instances.
 
-    Ends with exit code 1 and a minimised counter-example in a file if two of them disagree.
+    The simulator replays every schedule. Ends with exit code 1 and a minimised counter-example
+    in a file if two methods disagree.
     """
     run = _Verification(options, as_json=as_json)
     try:
