@@ -123,8 +123,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/measures/account.py",
-        "                + held[-1]\n                + cost.again_bytes\n",
-        "                + cost.again_bytes\n",
+        "again=own + held[-1] + costs[index].again_bytes",
+        "again=own + costs[index].again_bytes",
         "unit/test_runtime_accounting.py::test_any_schedule_may_run_every_stage_again",
     ),
     Mutant(

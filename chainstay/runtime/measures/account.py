@@ -78,23 +78,12 @@ class Account:
         ).without_options()
 
     def profile(self) -> ChainProfile:
-        """Sound for every schedule.
-
-        When a stage's backward comes, those above hold nothing any more.
-        """
-        held = list(accumulate(cost.environment_bytes for cost in self.stages))
-        again = [sum(s.bytes for s in self._handed_out(index)) for index in range(len(held))]
-        return self._assembled(
-            cost.stage(
-                forward=max(cost.recording_bytes, cost.dropping_bytes)
-                + cost.environment_bytes
-                + held[-1]
-                + cost.again_bytes
-                + twice,
-                backward=cost.backward_bytes + up_to_it - cost.random_bytes + twice,
-            )
-            for cost, up_to_it, twice in zip(self.stages, held, again, strict=True)
+        """Return the profile that is sound for every schedule: `by_kind` without the kinds."""
+        no_kinds: dict[str, Any] = dict.fromkeys(
+            ("first", "again", "dropped_first", "dropped_again")
         )
+        kinds = self.without_options().by_kind()
+        return self._assembled(replace(stage, **no_kinds) for stage in kinds.stages)
 
     @property
     def costs(self) -> tuple[StageCost, ...]:

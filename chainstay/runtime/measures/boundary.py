@@ -130,28 +130,8 @@ def swallow(
 
     anchor = torch.empty(0, device=state[wanting[0]].device, requires_grad=True)
     tensors = (state[index].detach() for index in wanting)
-    passed = _Swallow.apply(receive_all, anchor, *tensors)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    passed = _Receiver.apply(receive_all, anchor, *tensors)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return replaced(state, wanting, passed)
-
-
-class _Swallow(torch.autograd.Function):
-    """Hands tensors on; takes their gradients and forgets them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        receive: Callable[[tuple[torch.Tensor | None, ...]], None],
-        anchor: torch.Tensor,  # noqa: ARG004  # makes the outputs want gradients
-        *tensors: torch.Tensor,
-    ) -> State:
-        ctx.receive = receive
-        ctx.set_materialize_grads(False)  # what gets no gradient gets no memory
-        return tuple(tensor.detach() for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
-        ctx.receive(gradients)
-        return None, None, *(None for _ in gradients)
 
 
 def noting(state: State, reached: Callable[[], None]) -> State:
@@ -159,23 +139,28 @@ def noting(state: State, reached: Callable[[], None]) -> State:
     wanting = wanting_gradients(state)
     if not wanting:
         return state
-    passed = _Note.apply(reached, *(state[index] for index in wanting))  # type: ignore[no-untyped-call]  # torch does not annotate it
+    passed = _Receiver.apply(lambda _: reached(), None, *(state[index] for index in wanting))  # type: ignore[no-untyped-call]  # torch does not annotate it
     return replaced(state, wanting, passed)
 
 
-class _Note(torch.autograd.Function):
-    """Hands tensors on and gradients back, and says so."""
+class _Receiver(torch.autograd.Function):
+    """Hands tensors on, and gives their gradients to `receive` before it hands them back."""
 
     @staticmethod
-    def forward(ctx: Any, reached: Callable[[], None], *tensors: torch.Tensor) -> State:
-        ctx.reached = reached
-        ctx.set_materialize_grads(False)
+    def forward(
+        ctx: Any,
+        receive: Callable[[tuple[torch.Tensor | None, ...]], None],
+        anchor: torch.Tensor | None,  # noqa: ARG004  # makes outputs want gradients if nothing else does
+        *tensors: torch.Tensor,
+    ) -> State:
+        ctx.receive = receive
+        ctx.set_materialize_grads(False)  # what gets no gradient gets no memory
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        ctx.reached()
-        return None, *gradients
+        ctx.receive(gradients)
+        return None, None, *gradients
 
 
 def seeded(
