@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Final
 
 from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
-from chainstay.runtime.measures.cost_files import cost_from, read_sealed, record_from, write_sealed
+from chainstay.runtime.measures.cost_files import cost_from, record_from
 
-_KIND: Final = "join-account"
-_VERSION: Final = 10
-
-
-def read_account(path: Path, lengths: Sequence[int]) -> JoinAccount | None:
-    """Return the costs in a file, if they are there, sound, and of parts of these lengths.
-
-    Warns:
-        UserWarning: Something is there, and it is not.
-    """
-    return read_sealed(path, _KIND, _VERSION, lambda found: _account(found, lengths))
+KIND: Final = "join-account"
+VERSION: Final = 10
 
 
-def write_account(path: Path, account: JoinAccount) -> None:
-    """Replace what is there, at once.
-
-    Warns:
-        UserWarning: The directory cannot be written to.
-    """
-    write_sealed(path, _KIND, _VERSION, asdict(account))
-
-
-def _account(found: Fields, lengths: Sequence[int]) -> JoinAccount:
+def account_from(found: Fields, lengths: Sequence[int]) -> JoinAccount:
     """The account of a join whose measured parts have these lengths.
 
     Raises:
@@ -46,7 +26,7 @@ def _account(found: Fields, lengths: Sequence[int]) -> JoinAccount:
     behind = parts[-1]
     measured = list(lengths[len(account.branches) :]) or [0]
     if parts[:-1] != list(lengths[: len(account.branches)]) or not 0 <= behind - measured[0] <= 1:
-        raise InvalidProfileError(f"{_KIND} document: it is of other stages")
+        raise InvalidProfileError(f"{KIND} document: it is of other stages")
     account.by_kind()  # refuses numbers that no join has
     return account
 

@@ -6,17 +6,23 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import accumulate, chain, pairwise
 
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.joins.account import JoinAccount
-from chainstay.runtime.joins.cost_files import read_account, write_account
+from chainstay.runtime.joins.cost_files import KIND, VERSION, account_from
 from chainstay.runtime.joins.costs import JoinAccountant, ObservedPart
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin, staged
 from chainstay.runtime.measures.boundary import Gradients
-from chainstay.runtime.measures.cost_files import path_in, signature_of
+from chainstay.runtime.measures.cost_files import (
+    path_in,
+    read_sealed,
+    signature_of,
+    write_sealed,
+)
 from chainstay.runtime.measures.costs import (
     ObservedStage,
     Subject,
@@ -57,7 +63,10 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
         UnsupportedModelError: A stage or the loss fails; the text names it.
     """
     path = None if cache is None else path_in(cache, _signature_of(join, parts))
-    account = None if path is None else read_account(path, [len(part.stages) for part in parts])
+    account = None
+    if path is not None:
+        parsed = partial(account_from, lengths=[len(part.stages) for part in parts])
+        account = read_sealed(path, KIND, VERSION, parsed)
     if account is not None:
         options = options_on_file(account, parts) if wants_options else {}
         if options is not None:
@@ -81,7 +90,7 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
     if wants_options:
         account, options = with_options(account, found, accountant.kept)
     if path is not None:
-        write_account(path, account)
+        write_sealed(path, KIND, VERSION, asdict(account))
     effects = tuple(observation.effects for observation in stages if not observation.stage.is_loss)
     return _measured(staged(join, parts, effects, names), account, options)
 
