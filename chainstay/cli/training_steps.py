@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from chainstay.cli.models.workload import SEED, Workload
+from chainstay.runtime.capture.trials.isolation import zeroed_gradients
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import trace_memory
 from chainstay.runtime.execute.environment import random_states
-from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.stage.states import is_equal, tensors_in
 
 _RATE: Final = 1e-3

@@ -37,7 +37,7 @@ from chainstay.runtime.capture.graph import NoStagesError
 from chainstay.runtime.capture.tracing import NoFullGraphError, NotRunError, NotTheModelError
 from chainstay.runtime.capture.trials.call import Call, SampleFailsError
 from chainstay.runtime.capture.trials.dispatch_modes import require_no_transform, without_modes
-from chainstay.runtime.capture.trials.isolation import require_initialised
+from chainstay.runtime.capture.trials.isolation import gradients_kept, require_initialised
 from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
     restore_forward,
@@ -50,7 +50,6 @@ from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.handles import dropping, hooks_set_aside
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.repeatable import other_bits_accepted
-from chainstay.runtime.measures.kept_gradients import gradients_kept
 from chainstay.runtime.measures.progress import say
 from chainstay.solution import Solution
 

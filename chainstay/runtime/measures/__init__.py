@@ -6,7 +6,6 @@
 `boundary`        its two ends
 `clock`           how long it takes
 `shared_bytes`    bytes that stages share
-`kept_gradients`  gradients that stay as they are meanwhile
 `costs`           from all of that to a profile
 `account`         costs apart from what depends on the schedule
 `cost_files`      what was measured, in files

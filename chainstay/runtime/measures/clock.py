@@ -27,12 +27,12 @@ from typing import Any, Final
 
 import torch
 
+from chainstay.runtime.capture.trials.isolation import zeroed_gradients
 from chainstay.runtime.devices.device import Device, device_at
 from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.measures.boundary import noting, swallow
-from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects

@@ -12,10 +12,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from chainstay.runtime.capture.trials.isolation import zeroed_gradients
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.measures.boundary import Gradients, seeded, swallow, waiting_for
-from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, address_of, copied, is_among, variables_below

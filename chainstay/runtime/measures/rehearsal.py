@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from chainstay.runtime.capture.blocks.sample import blocks_run_by
+from chainstay.runtime.capture.trials.isolation import zeroed_gradients
 from chainstay.runtime.devices.memory import operator_beyond, trace_memory
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.boundary import Gradients, seeded
-from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import on_stand_ins
 from chainstay.runtime.stage.staged_graph import PlannedGraph

@@ -35,6 +35,7 @@ from chainstay.runtime.capture.trials.isolation import (
     StandIns,
     copies_kept,
     functions_of,
+    gradients_kept,
     values_kept,
 )
 from chainstay.runtime.capture.trials.world import global_names, world_kept
@@ -48,7 +49,6 @@ from chainstay.runtime.execute.repeatable import (
     other_bits_accepted,
 )
 from chainstay.runtime.joins.graph_join import GraphJoin
-from chainstay.runtime.measures.kept_gradients import gradients_kept
 from chainstay.runtime.stage.states import nodes_below, variables_below
 
 _Gradients = dict[int, torch.Tensor | None]

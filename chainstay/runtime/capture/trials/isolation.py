@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
@@ -274,6 +274,32 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
             "reversible layers do until their backward; turn that off: a plan frees what it "
             "can compute again"
         )
+
+
+@contextmanager
+def gradients_kept(
+    parameters: Iterable[torch.Tensor],
+    begin: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None,
+) -> Iterator[None]:
+    """Leave gradients as they are, whatever is sent to these parameters inside.
+
+    Stand-ins take the place of a model's parameters, but not where a forward was replaced by a
+    function that holds the module itself. Weights that `torch.func.functional_call` puts in their
+    place may be no leaves, and have none. `begin` makes the gradients that are there meanwhile.
+    """
+    held = [(parameter, parameter.grad) for parameter in parameters if parameter.is_leaf]
+    try:
+        for parameter, _ in held:
+            parameter.grad = begin(parameter)
+        yield
+    finally:
+        for parameter, gradient in held:
+            parameter.grad = gradient
+
+
+def zeroed_gradients(parameters: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
+    """Give every parameter a gradient of zeros for a while: measured steps only add to it."""
+    return gradients_kept(parameters, torch.zeros_like)
 
 
 def _storage_bytes(tensor: torch.Tensor) -> int:

@@ -25,11 +25,11 @@ from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.blocks.sample import BlockSample, blocks_run_by
 from chainstay.runtime.capture.output_leaves import output_leaves
+from chainstay.runtime.capture.trials.isolation import zeroed_gradients
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.memory import MemoryTrace, trace_marked
 from chainstay.runtime.execute.environment import restore_random_states
 from chainstay.runtime.measures.boundary import Gradients, noting, seeded
-from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.probe import leaves_of
 from chainstay.runtime.stage.assumed_loss import NO_LOSS, AssumedLoss
 from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in, require_number
