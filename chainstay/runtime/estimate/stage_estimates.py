@@ -10,12 +10,10 @@ measured for real, and the profile is put together by the same code. Differences
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainstay.runtime.estimate.devices import DeviceModel
@@ -25,11 +23,11 @@ from chainstay.runtime.measures.clock import StageTime
 from chainstay.runtime.measures.costs import ObservedStage, Subject, returned_tensors
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import likeness_of
 from chainstay.runtime.stage.lineage import Lineage
 from chainstay.runtime.stage.loss_stage import require_differentiable, require_number
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
-from chainstay.runtime.stage.states import MemoryLayout, State, address_of, detached, is_among
+from chainstay.runtime.stage.states import State, detached, is_among
 
 _FORWARD, _BACKWARD = 2, 4
 """The phases of a `StageProbe` that a training step consists of."""
@@ -102,7 +100,8 @@ def _probe_all(
         # Autograd adds no stand-ins in place: without the old sum, none is made of the two.
         uses = replace(uses, behind=uses.copied)
         likeness = (
-            _likeness_of(stage, source, subject.shared, gradients),
+            likeness_of(stage.parts, source, subject.shared),
+            gradients,
             tuple(map(uses.of_leaf, leaves[index])),
         )
         if likeness not in known:
@@ -139,30 +138,3 @@ def _probed(
         ),
     )
     return memory, time
-
-
-def _likeness_of(
-    stage: ChainStage, state: State, shared: Sequence[Any], gradients: Gradients | None
-) -> Hashable:
-    """Return a key, equal for stages that cost the same: they lie in memory alike, too."""
-    texts = tuple(part.text for part in stage.parts)
-    read = [shared[position] for part in stage.parts for position in part.effects.reads]
-    return texts, _places_of([*state, *read]), gradients
-
-
-def _places_of(values: Iterable[Any]) -> tuple[Hashable, ...]:
-    """Return numbers for tensors' layouts, the storages they share, and their gradients."""
-    storages: dict[int, int] = {}
-    objects: dict[int, int] = {}
-    return tuple(
-        (
-            MemoryLayout.of(value),
-            storages.setdefault(address_of(value), len(storages)),
-            objects.setdefault(id(value), len(objects)),
-            value.requires_grad,
-            isinstance(value, nn.Parameter),
-        )
-        if isinstance(value, torch.Tensor)
-        else (type(value), value)
-        for value in values
-    )

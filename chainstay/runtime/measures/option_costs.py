@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-import torch
-
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.backend_settings import backend_settings
@@ -34,10 +32,10 @@ from chainstay.runtime.options.option import (
 )
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.table import OptionTable
-from chainstay.runtime.stage.chain_stage import ChainStage, fused
+from chainstay.runtime.stage.chain_stage import ChainStage, fused, likeness_of
 from chainstay.runtime.stage.spans import Span, spans_worth_keeping
 from chainstay.runtime.stage.stage_errors import run_stage
-from chainstay.runtime.stage.states import MemoryLayout, State, detached
+from chainstay.runtime.stage.states import State, detached
 
 _LEAST_PART: Final = 500
 """A stage that saves less than this part of what the whole chain saves is left as it is."""
@@ -303,14 +301,8 @@ class _StagePosition(NamedTuple):
 
     def key(self, count: int) -> Hashable:
         """A key that is equal where the first `count` stages have options that do the same."""
-        shared, parts = self.subject.shared, self.fused(count).parts
-        positions = [position for part in parts for position in part.effects.reads]
-        return (
-            tuple((part.text, len(part.effects.written)) for part in parts),
-            tuple(map(_kind, self.state)),
-            tuple((positions.index(position), _kind(shared[position])) for position in positions),
-            self._output_stays(count),
-        )
+        parts, shared = self.fused(count).parts, self.subject.shared
+        return likeness_of(parts, self.state, shared), self._output_stays(count)
 
     def _output_stays(self, count: int) -> bool:
         """Whether nobody changes the output of the first `count` stages in place."""
@@ -350,13 +342,6 @@ def _is_apart(observed: Sequence[ObservedStage]) -> bool:
         for other in range(len(observed))
         if other != index
     )
-
-
-def _kind(value: object) -> Hashable:
-    if not isinstance(value, torch.Tensor):
-        return value
-    layout = MemoryLayout.of(value) if value.layout == torch.strided else value.layout
-    return type(value), layout, value.requires_grad
 
 
 def _traced(probes: Sequence[StageProbe], place: _StagePosition) -> list[StageMemory]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from chainstay.runtime.stage.states import State
+from chainstay.runtime.stage.states import State, layouts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,3 +122,9 @@ def fused(stages: Sequence[ChainStage]) -> ChainStage:
         return stages[0]
     parts = tuple(part for stage in stages for part in stage.parts)
     return ChainStage("+".join(stage.name for stage in stages), parts)
+
+
+def likeness_of(parts: Sequence[Part], state: State, shared: Sequence[Any]) -> Hashable:
+    """Return a key, equal for parts that do the same on tensors that lie alike in memory."""
+    texts = tuple([(part.text, len(part.effects.written)) for part in parts])
+    return texts, layouts_of([*state, *(shared[p] for part in parts for p in part.effects.reads)])

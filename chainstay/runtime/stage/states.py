@@ -6,7 +6,7 @@ share it hold its memory once. Tensors may also lie in one storage; copies keep 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import isqrt
@@ -164,6 +164,25 @@ def never_recomputed_error(stage: str) -> PlanMismatchError:
     return PlanMismatchError(
         f"what {stage} saved was not recomputed, because an earlier recomputation failed; run the "
         "forward again"
+    )
+
+
+def layouts_of(values: Iterable[Any]) -> tuple[Hashable, ...]:
+    """Return how tensors lie in memory, equal numbers for those in one storage; numbers as such."""
+    storages: dict[int, int] = {}
+    objects: dict[int, int] = {}
+    return tuple(
+        (
+            MemoryLayout.of(value) if value.layout == torch.strided else value.layout,
+            storages.setdefault(address_of(value), len(storages)),
+            objects.setdefault(id(value), len(objects)),
+            value.requires_grad,
+            type(value),
+            isinstance(value, torch.nn.Parameter),
+        )
+        if isinstance(value, torch.Tensor)
+        else (type(value), value)
+        for value in values
     )
 
 
