@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from chainstay.errors import NotAJoinError
-from chainstay.runtime.capture.cuts.branches import Towers, find_towers, title_of
+from chainstay.runtime.capture.cuts.branches import Parts, find_parts, title_of
 from chainstay.runtime.capture.cuts.crossings import (
     Crossings,
     crossings_among,
@@ -41,14 +41,14 @@ def cut_into_join(
     Raises:
         NotAJoinError: There are no such parts; the text says where they exchange values.
     """
-    towers = find_towers(observed, movable_nodes(observed))
-    sort_by_part(observed, towers)
+    found = find_parts(observed, movable_nodes(observed))
+    sort_by_part(observed, found)
     crossings = find_crossings(observed)
-    pieces = _pieces(observed, crossings, towers)
+    parts = _parts(observed, crossings, found)
     if isinstance(granularity, int):
-        granularity = max(1, granularity // len(pieces))
-    cuts = [piece.cuts(granularity, blocks) for piece in pieces]
-    return _assemble(observed, crossings, pieces, cuts, towers.count)
+        granularity = max(1, granularity // len(parts))
+    cuts = [part.cuts(granularity, blocks) for part in parts]
+    return _assemble(observed, crossings, parts, cuts, found.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,14 @@ class _JoinPart:
         return self.crossings.observed.size_of(value for value in held if isinstance(value, int))
 
 
-def _pieces(observed: ObservedGraph, crossings: Crossings, towers: Towers) -> list[_JoinPart]:
+def _parts(observed: ObservedGraph, crossings: Crossings, found: Parts) -> list[_JoinPart]:
     """Return the branches, and the tail if there are operators in it.
 
     Raises:
         NotAJoinError: The tail needs an input's gradient, or what is no tensor.
     """
-    part_of, tail = towers.part_of, towers.count
-    pieces = []
+    part_of, tail = found.part_of, found.count
+    parts = []
     start = -1
     for part in range(tail + 1):
         members = [node for node in crossings.operators if part_of[node] == part]
@@ -130,9 +130,9 @@ def _pieces(observed: ObservedGraph, crossings: Crossings, towers: Towers) -> li
                 ]
             result = [n for n in crossings.at(end) if part == tail or part_of.get(n) == part]
             own = crossings_among(observed, members, given, crossings.movable)
-            pieces.append(_JoinPart(start, given, result, own))
+            parts.append(_JoinPart(start, given, result, own))
             start = end
-    return pieces
+    return parts
 
 
 def _refuse_strange(observed: ObservedGraph, met: Sequence[fx.Node]) -> None:
@@ -149,31 +149,31 @@ def _refuse_strange(observed: ObservedGraph, met: Sequence[fx.Node]) -> None:
 def _assemble(
     observed: ObservedGraph,
     crossings: Crossings,
-    pieces: Sequence[_JoinPart],
+    parts: Sequence[_JoinPart],
     cuts: Sequence[Sequence[int]],
-    towers: int,
+    branches: int,
 ) -> GraphJoin:
-    """Make a join of `towers` pieces and a tail; `cuts` are places among each one's operators."""
-    inner = [p.start + 1 + place for p, own in zip(pieces, cuts, strict=True) for place in own]
-    places = tuple(sorted([*inner, *(piece.start for piece in pieces[1:])]))
+    """Make a join of `branches` parts and a tail; `cuts` are places among each one's operators."""
+    inner = [p.start + 1 + place for p, own in zip(parts, cuts, strict=True) for place in own]
+    places = tuple(sorted([*inner, *(part.start for part in parts[1:])]))
     cut = CutGraph(crossings, places)
     ranges = [
-        cut.ranges(piece.crossings.operators, piece.places(own))
-        for piece, own in zip(pieces, cuts, strict=True)
+        cut.ranges(part.crossings.operators, part.places(own))
+        for part, own in zip(parts, cuts, strict=True)
     ]
     stages = [
-        tuple(cut.stages(nodes, piece.states(own)))
-        for piece, own, nodes in zip(pieces, cuts, ranges, strict=True)
+        tuple(cut.stages(nodes, part.states(own)))
+        for part, own, nodes in zip(parts, cuts, ranges, strict=True)
     ]
     last_state = crossings.at(len(crossings.operators) - 1)
-    given = tuple(tuple(cut.shared[node] for node in piece.given) for piece in pieces[:towers])
+    given = tuple(tuple(cut.shared[node] for node in part.given) for part in parts[:branches])
     return GraphJoin(
         name=observed.name,
-        stages=tuple(stage for piece in stages for stage in piece),
-        lengths=tuple(map(len, stages[:towers])),
+        stages=tuple(stage for part in stages for stage in part),
+        lengths=tuple(map(len, stages[:branches])),
         given=given,
         state_inputs=tuple(position for branch in given for position in branch),
-        widths=tuple(len(piece.result) for piece in pieces[:towers]),
+        widths=tuple(len(part.result) for part in parts[:branches]),
         sums=_sums(observed, crossings.operators, ranges, stages),
         inputs=observed.captured.inputs,
         constants=observed.captured.constants,
@@ -192,8 +192,8 @@ def _sums(
     """Return the stages that use each leaf; see `GraphJoin.sums`."""
     stage_of = {
         node: stage
-        for piece, own in zip(ranges, stages, strict=True)
-        for nodes, stage in zip(piece, own, strict=True)
+        for part, own in zip(ranges, stages, strict=True)
+        for nodes, stage in zip(part, own, strict=True)
         for node in nodes
     }
     order = {node: index for index, node in enumerate(operators)}

@@ -1,6 +1,6 @@
-"""A model's operators part by part: one tower after another, then the tail.
+"""A model's operators part by part: one branch after another, then the tail.
 
-Models may compute a bit of each tower in turns. Towers that know nothing of each other can
+Models may compute a bit of each branch in turns. Branches that know nothing of each other can
 run one after another as well, if that changes no number: random numbers are drawn and
 buffers changed in the same order, and gradients are summed in the same order. Autograd sums
 them from the last use to the first; of the first two summands either may come first.
@@ -14,13 +14,13 @@ from typing import TypeVar
 from torch import fx
 
 from chainstay.errors import NotAJoinError
-from chainstay.runtime.capture.cuts.branches import Towers, title_of
+from chainstay.runtime.capture.cuts.branches import Parts, title_of
 from chainstay.runtime.capture.operators import ObservedGraph
 
 _T = TypeVar("_T")
 
 
-def sort_by_part(observed: ObservedGraph, towers: Towers) -> None:
+def sort_by_part(observed: ObservedGraph, parts: Parts) -> None:
     """Bring the operators of a graph into the order of their parts.
 
     Raises:
@@ -28,8 +28,8 @@ def sort_by_part(observed: ObservedGraph, towers: Towers) -> None:
             belongs to several parts.
     """
     before = observed.captured.operators
-    after = sorted(before, key=towers.part_of.__getitem__)
-    _refuse_common_changes(before, observed, towers)
+    after = sorted(before, key=parts.part_of.__getitem__)
+    _refuse_common_changes(before, observed, parts)
     if before != after:
         _require_same_numbers(observed, before, after)
         end = observed.captured.graph.output_node()
@@ -95,7 +95,7 @@ def _uses(nodes: Sequence[fx.Node], observed: ObservedGraph) -> list[fx.Node]:
 
 
 def _refuse_common_changes(
-    operators: Sequence[fx.Node], observed: ObservedGraph, towers: Towers
+    operators: Sequence[fx.Node], observed: ObservedGraph, parts: Parts
 ) -> None:
     """A tensor that one part changes in place must be no other part's.
 
@@ -108,16 +108,16 @@ def _refuse_common_changes(
             touching.setdefault(storage, []).append(node)
     for storage, nodes in touching.items():
         writers = [node for node in nodes if storage in observed[node].written]
-        parts = {towers.part_of[node] for node in nodes}
-        if not writers or len(parts) == 1:
+        found = {parts.part_of[node] for node in nodes}
+        if not writers or len(found) == 1:
             continue
         if storage in observed.external:
             is_harmless = len(writers) == len(nodes)
         else:  # made in the first of these parts, and read in others
-            is_harmless = {towers.part_of[node] for node in writers} == {min(parts)}
+            is_harmless = {parts.part_of[node] for node in writers} == {min(found)}
         if not is_harmless:
             raise NotAJoinError(
                 f"{title_of(writers[0])} changes in place what several parts use, "
-                f"{towers.name(min(parts))} and {towers.name(max(parts))} among them; let it "
+                f"{parts.name(min(found))} and {parts.name(max(found))} among them; let it "
                 "change a clone"
             )

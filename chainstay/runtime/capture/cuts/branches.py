@@ -1,9 +1,9 @@
-"""Towers in a graph: parts whose operators know nothing of each other.
+"""Branches in a graph: parts whose operators know nothing of each other.
 
 Operators that pass values with gradients on to each other belong together. Read in order of
 the forward, groups grow and join, until an operator reads from two groups that both save
-much: there two towers meet, and that operator and all behind it are the tail. Parameters
-and inputs that several towers read connect nothing.
+much: there two branches meet, and that operator and all behind it are the tail. Parameters
+and inputs that several branches read connect nothing.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from chainstay.runtime.capture.cuts.stage_names import module_paths
 from chainstay.runtime.capture.operators import ObservedGraph
 
 _LARGE: Final = 20
-"""A tower saves at least one part in so many of what the whole model saves."""
+"""A branch saves at least one part in so many of what the whole model saves."""
 
 _NOTABLE: Final = 100
 """Messages tell of the join of two groups that each save at least one part in so many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Towers:
-    """The tower of each operator.
+class Parts:
+    """The part of each operator: a branch, or the tail.
 
     Attributes:
-        count: The number of towers, which are numbered in the order in which they begin; at least
+        count: The number of branches, which are numbered in the order in which they begin; at least
             two.
-        part_of: Per operator, its tower, or `count` for the tail.
+        part_of: Per operator, its branch, or `count` for the tail.
     """
 
     count: int
@@ -44,8 +44,8 @@ class Towers:
         return "the tail" if part == self.count else f"branch {part}"
 
 
-def find_towers(observed: ObservedGraph, movable: frozenset[fx.Node]) -> Towers:
-    """Return the towers of a model; operators that are `movable` need not be in any part.
+def find_parts(observed: ObservedGraph, movable: frozenset[fx.Node]) -> Parts:
+    """Return the parts of a model; operators that are `movable` need not be in any.
 
     Raises:
         NotAJoinError: There are no two of them, or one reads what is computed in another.
@@ -57,14 +57,14 @@ def find_towers(observed: ObservedGraph, movable: frozenset[fx.Node]) -> Towers:
         if observed[node].requires_grad:
             groups.take(node)
         groups.note_writes(node)
-    towers = groups.large()
-    if len(towers) < 2:
+    branches = groups.large()
+    if len(branches) < 2:
         raise groups.refusal()
-    part_of = {node: part for part, tower in enumerate(towers) for node in groups.members[tower]}
+    part_of = {node: part for part, group in enumerate(branches) for node in groups.members[group]}
     with_gradient = (node for node in operators if observed[node].requires_grad)
-    part_of |= {node: len(towers) for node in with_gradient if node not in part_of}
+    part_of |= {node: len(branches) for node in with_gradient if node not in part_of}
     _place_others(observed, part_of, movable)
-    found = Towers(len(towers), part_of)
+    found = Parts(len(branches), part_of)
     _refuse_exchange(operators, found, movable)
     return found
 
@@ -109,13 +109,13 @@ class _Groups:
             self.writers.update(dict.fromkeys(own, node))
 
     def large(self) -> list[int]:
-        """Return the groups large enough to be towers, in the order in which they begin."""
+        """Return the groups large enough to be branches, in the order in which they begin."""
         order = {node: index for index, node in enumerate(self.observed.nodes)}
         large = [group for group in self.members if self._is_large(group)]
         return sorted(large, key=lambda group: order[self.members[group][0]])
 
     def refusal(self) -> NotAJoinError:
-        """Return the error that says why there are no two towers."""
+        """Return the error that says why there are no two branches."""
         if self.joint is not None and self.joint[0] * _NOTABLE >= max(self.everything, 1):
             share = self.joint[0] / self.everything
             return NotAJoinError(
@@ -158,7 +158,7 @@ class _Groups:
 def _read_buffers_directly(observed: ObservedGraph) -> None:
     """Let readers of an in-place operator's result read the buffer that it changes.
 
-    Otherwise a tower would seem to read from another one whose normalization it shares.
+    Otherwise a branch would seem to read from another one whose normalization it shares.
     """
     inputs = {
         id(observed[node].tensor): node
@@ -199,17 +199,17 @@ def _place_others(
 
 
 def _refuse_exchange(
-    operators: Iterable[fx.Node], towers: Towers, movable: frozenset[fx.Node]
+    operators: Iterable[fx.Node], parts: Parts, movable: frozenset[fx.Node]
 ) -> None:
     for node in operators:
-        part = towers.part_of[node]
+        part = parts.part_of[node]
         for argument in node.all_input_nodes:
-            origin = towers.part_of.get(argument, part)
-            is_passed_on = origin < part == towers.count
+            origin = parts.part_of.get(argument, part)
+            is_passed_on = origin < part == parts.count
             if origin != part and not is_passed_on and argument not in movable:
                 raise NotAJoinError(
-                    f"the branches exchange values at {title_of(node)}: {towers.name(part)} reads "
-                    f"{argument.name}, which is computed in {towers.name(origin)}"
+                    f"the branches exchange values at {title_of(node)}: {parts.name(part)} reads "
+                    f"{argument.name}, which is computed in {parts.name(origin)}"
                 )
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from torch import fx
 
 from chainstay.errors import NotAJoinError
-from chainstay.runtime.capture.cuts.branches import find_towers
+from chainstay.runtime.capture.cuts.branches import find_parts
 from chainstay.runtime.capture.cuts.chain import GraphChain, Position, SharedValue, Value
 from chainstay.runtime.capture.cuts.crossings import (
     Crossings,
@@ -232,7 +232,7 @@ def _require_tensors(crossings: Crossings) -> None:
 def _refusal_as_join(crossings: Crossings) -> str:
     """Return why a graph is no join, empty if it is one; call it last, as it changes the graph."""
     try:
-        find_towers(crossings.observed, crossings.movable)
+        find_parts(crossings.observed, crossings.movable)
     except NotAJoinError as refusal:
         return str(refusal)
     return ""
