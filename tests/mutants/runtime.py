@@ -483,7 +483,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/generator.py",
-        "given[place] = self.graph.call_function(scratch, (given[place],))",
+        "kwargs[name] = self.graph.call_function(scratch, (kwargs[name],))",
         "pass",
         "agreement/test_stage_options.py::test_every_option_trains_as_plain",
     ),

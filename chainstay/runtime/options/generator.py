@@ -26,7 +26,11 @@ from chainstay.runtime.options.option_code import (
     SavedSlot,
 )
 from chainstay.runtime.options.selection import Selection
-from chainstay.runtime.options.special_operators import is_graphless, scratch_arguments
+from chainstay.runtime.options.special_operators import (
+    arguments_of,
+    is_graphless,
+    scratch_arguments,
+)
 from chainstay.runtime.stage.states import changeable
 
 _Stashes: TypeAlias = dict[tuple[fx.Node, bool], int]
@@ -270,11 +274,12 @@ class _ReplayWriter:
             kinds = (tuple(layout.size), layout.stride, layout.dtype, layout.device)
             rest: tuple[Any, ...] = fx.node.map_arg(node.args[1:], self.copies.__getitem__)
             return (self.graph.call_function(blank, kinds), *rest), kwargs
-        args: list[Any] = list(fx.node.map_arg(node.args, self.copies.__getitem__))
-        for place in step.scratch:
-            given: Any = args if isinstance(place, int) else kwargs
-            given[place] = self.graph.call_function(scratch, (given[place],))
-        return tuple(args), kwargs
+        if not (changed := scratch_arguments(node)):
+            return fx.node.map_arg(node.args, self.copies.__getitem__), kwargs
+        kwargs = dict(fx.node.map_arg(arguments_of(node), self.copies.__getitem__))
+        for name in changed:
+            kwargs[name] = self.graph.call_function(scratch, (kwargs[name],))
+        return (), kwargs
 
 
 def scratch(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -24,7 +24,6 @@ from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.options.composition import Composition, compose
 from chainstay.runtime.options.operator_parts import SplitLevel, takes_rate
 from chainstay.runtime.options.special_operators import (
-    ArgumentPlace,
     is_arithmetic,
     is_dropout,
     operator_name,
@@ -54,13 +53,11 @@ class OperatorStep:
         node: The operator's node; for a copy by autocast, the node that it is made for.
         traits: What was seen of it.
         cast: For such a copy, of what, for whom and in which precision.
-        scratch: Arguments that it changes, while nothing that it gives depends on them.
     """
 
     node: fx.Node
     traits: OperatorTraits
     cast: Cast | None = None
-    scratch: tuple[ArgumentPlace, ...] = ()
 
     def on(self, nodes: Mapping[fx.Node, fx.Node]) -> OperatorStep:
         """Return the same of another graph, whose nodes are those that `nodes` says."""
@@ -151,7 +148,7 @@ class StageGraph:
 
     def _seen(self) -> object:
         operators = [replace(operator, time=0) for operator in self.operators]
-        steps = [(step.name, step.traits, step.scratch) for step in self.steps]
+        steps = [(s.name, s.traits, [*scratch_arguments(s.node)]) for s in self.steps]
         return operators, steps, self.packs, self.fixed_bytes, self.backends
 
     def for_stage(self, stage: ChainStage) -> StageGraph | None:
@@ -305,8 +302,8 @@ class _Assembly:
     def _operator(self, node: fx.Node) -> tuple[Operator, OperatorStep]:
         trace, place = self.trace, self.places[node]
         seen = trace.operations[node]
-        scratch = scratch_arguments(node)
-        ignored = {key for argument in scratch.values() for key in trace.made[argument]}
+        scratch = scratch_arguments(node).values()
+        ignored = {key for argument in scratch for key in trace.made[argument]}
         value = None if seen.value is None else trace.values[seen.value]
         is_output = seen.value in trace.outputs
         inputs, views = self._sources_of(node.all_input_nodes)
@@ -325,7 +322,7 @@ class _Assembly:
             state_bytes=self._state_bytes(seen),
             is_redrawable=seen.traits.noise is not None,
         )
-        return operator, OperatorStep(node=node, traits=seen.traits, scratch=tuple(scratch))
+        return operator, OperatorStep(node=node, traits=seen.traits)
 
     def _cast(self, cast: Cast) -> tuple[Operator, OperatorStep]:
         """A copy by autocast; its argument is there when its user runs."""

@@ -20,6 +20,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from chainstay.runtime.options.special_operators import arguments_of
+
 
 class SplitLevel(Enum):
     """The operators that are split into parts, from the most to the fewest.
@@ -39,7 +41,7 @@ def split_operators(graph: fx.Graph, split: SplitLevel) -> bool:
     """Replace operators by their parts; return whether there were any."""
     is_split = False
     for node in list(graph.nodes):
-        arguments = _arguments_of(node, split)
+        arguments = _split_arguments(node, split)
         if arguments is None:
             continue
         is_split = True
@@ -60,26 +62,15 @@ def takes_rate(node: fx.Node) -> bool:
 
 _ATTENTION: Final[Any] = functional.scaled_dot_product_attention
 
-_ARGUMENTS: Final[Mapping[Any, tuple[str, ...]]] = {
-    functional.dropout: ("input", "p", "training", "inplace"),
-    torch.dropout: ("input", "p", "train"),
-    _ATTENTION: ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
-}
-"""The operators that have parts, with the names of their arguments in order."""
-
-_DEFAULTS: Final = {
-    functional.dropout: {"p": 0.5, "training": True, "inplace": False},
-    _ATTENTION: {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False},
-}
+_SPLIT: Final = (functional.dropout, torch.dropout, _ATTENTION)
+"""The operators that have parts."""
 
 
-def _arguments_of(node: fx.Node, split: SplitLevel) -> dict[str, Any] | None:
+def _split_arguments(node: fx.Node, split: SplitLevel) -> dict[str, Any] | None:
     """Return the arguments of an operator by name; ``None`` if it is not to be split."""
-    names = _ARGUMENTS.get(node.target)
-    if names is None or split is SplitLevel.WHOLE:
+    if node.target not in _SPLIT or split is SplitLevel.WHOLE:
         return None
-    known: dict[str, Any] = {**_DEFAULTS.get(node.target, {}), **node.kwargs}
-    known.update(zip(names, node.args, strict=False))
+    known = arguments_of(node)
     if node.target is _ATTENTION:
         is_plain = split is SplitLevel.ATTENTION and not known["enable_gqa"]
         rate = known["dropout_p"]
@@ -98,14 +89,14 @@ def _dropout_parts(graph: fx.Graph, tensor: fx.Node, rate: float | fx.Node) -> f
 
 
 def _attention_parts(graph: fx.Graph, arguments: Mapping[str, Any]) -> fx.Node:
-    product_scale = arguments.get("scale")
+    product_scale = arguments["scale"]
     query = graph.call_function(scale, (arguments["query"], -1, product_scale))
     key = graph.call_method("transpose", (arguments["key"], -2, -1))
     key = graph.call_function(scale, (key, -2, product_scale))
     scores = graph.call_function(torch.matmul, (query, key))
     if arguments["is_causal"]:
         scores = graph.call_function(add_causal_mask, (scores,))
-    elif arguments.get("attn_mask") is not None:
+    elif arguments["attn_mask"] is not None:
         scores = graph.call_function(add_mask, (scores, arguments["attn_mask"]))
     probabilities = graph.call_function(softmax, (scores,))
     weights = _dropout_parts(graph, probabilities, arguments["dropout_p"])

@@ -7,12 +7,10 @@ from typing import Any, Final
 import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx.operator_schemas import normalize_function
 from torch.nn import functional
 
 from chainstay.runtime.capture.subgraphs import tags_of
-
-ArgumentPlace = int | str
-"""The position of an argument, or its name."""
 
 _DROPOUTS: Final = (functional.dropout, torch.dropout, torch.dropout_, torch.native_dropout)
 
@@ -24,8 +22,8 @@ _GRAPHLESS: Final = frozenset(
 )
 """Operators, besides elementwise ones, of the same bits whether or not autograd records them."""
 
-_RUNNING_MEAN: Final[dict[Any, int]] = {functional.batch_norm: 1, torch.batch_norm: 3}
-"""Its position among the arguments. (Norms of instances save statistics after their update.)"""
+_NORMS: Final = (functional.batch_norm, torch.batch_norm)
+"""Norms that update statistics. (Norms of instances save statistics after their update.)"""
 
 _IN_PLACE: Final = ("iadd", "isub", "imul", "itruediv", "ipow")
 
@@ -58,15 +56,20 @@ def is_graphless(node: fx.Node) -> bool:
     return name in _GRAPHLESS or torch.Tag.pointwise in tags_of(name)
 
 
-def scratch_arguments(node: fx.Node) -> dict[ArgumentPlace, fx.Node]:
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a function of torch's by name, with defaults; none if unknown."""
+    target: Any = node.target
+    named = normalize_function(target, node.args, node.kwargs, normalize_to_only_use_kwargs=True)
+    return {} if named is None else dict(named.kwargs)
+
+
+def scratch_arguments(node: fx.Node) -> dict[str, fx.Node]:
     """Arguments that a norm only updates: what it gives depends on the batch's statistics."""
-    first = _RUNNING_MEAN.get(node.target)
-    places: dict[ArgumentPlace, object] = dict(enumerate(node.args))
-    places.update(node.kwargs)
-    if first is None or places.get(5, places.get("training")) is not True:
+    known = arguments_of(node) if node.target in _NORMS else {}
+    if known.get("training") is not True:
         return {}
-    kinds = (first, first + 1, "running_mean", "running_var")
-    return {key: argument for key in kinds if isinstance(argument := places.get(key), fx.Node)}
+    given = {name: known[name] for name in ("running_mean", "running_var")}
+    return {name: value for name, value in given.items() if isinstance(value, fx.Node)}
 
 
 def operator_name(node: fx.Node) -> str:
