@@ -79,6 +79,21 @@ class Convolutions(nn.Module):
         return scores
 
 
+class NormByKeyword(nn.Module):
+    """A norm whose running statistics are keyword arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.mean, self.variance = nn.Buffer(torch.zeros(8)), nn.Buffer(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = functional.batch_norm(
+            self.linear(x), running_mean=self.mean, running_var=self.variance, training=True
+        )
+        return functional.gelu(made)
+
+
 class Rotary(nn.Module):
     """Queries and keys turned by views, halves and concatenations; attention with dropout."""
 
@@ -135,6 +150,7 @@ def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     return {
         "tied": (Tied(), (torch.randint(0, 50, (2, 12)),)),
         "convolutions": (Convolutions(), (torch.randn(4, 3, 8, 8),)),
+        "norm by keyword": (NormByKeyword(), (torch.randn(6, 8),)),
         "rotary": (nn.Sequential(nn.Linear(32, 32), Rotary(0.0)), (torch.randn(2, 6, 32),)),
         "rotary dropout": (nn.Sequential(nn.Linear(32, 32), Rotary(0.2)), (torch.randn(2, 6, 32),)),
         "changed": (Changed(), (torch.randn(4, 8),)),
