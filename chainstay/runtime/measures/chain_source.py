@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
-from chainstay.runtime.stage.given_stages import Stages, is_any_training, stage_title
+from chainstay.runtime.stage.given_stages import Stages, stage_title
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,10 @@ class ChainSource:
         """
         _require_sample(sample)
         device_at(sample.device)  # refuses what counts no bytes
-        is_training = model.training if isinstance(model, nn.Module) else is_any_training(named)
+        own = [stage for _, stage in named if isinstance(stage, nn.Module)]
+        modules = chain.from_iterable(stage.modules() for stage in own)
+        outer = [model] if isinstance(model, nn.Module) else modules
+        is_training = any(module.training for module in outer)
         flags, autocast = _training_flags(named), Autocast.now(sample.device)
         return cls(named, is_training, _layout_of(sample), flags, autocast)
 

@@ -93,16 +93,6 @@ def stage_title(name: str, stage: object) -> str:
     return f"{kind}{name}" if name.isdigit() else name
 
 
-def is_any_training(named: Sequence[tuple[str, object]]) -> bool:
-    """Whether any module of the stages is in training mode."""
-    return any(
-        module.training
-        for _, stage in named
-        if isinstance(stage, nn.Module)
-        for module in stage.modules()
-    )
-
-
 def _refuse_own_behaviour(model: nn.Sequential) -> None:
     """Refuse a forward and hooks of its own, which a chain of its stages would skip."""
     if type(model).forward is not nn.Sequential.forward:
