@@ -337,7 +337,6 @@ class BlockForward:
 
 
 def _shapes_of(call: Call) -> tuple[str, ...]:
-    """Return the shapes of a call's tensors."""
     return tuple([str(tuple(tensor.shape)) for tensor in call.tensors])
 
 

@@ -303,6 +303,5 @@ def _require_choice(name: str, given: object, known: tuple[object, ...]) -> None
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """Return the device of the model."""
     tensors = (*model.parameters(), *model.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))

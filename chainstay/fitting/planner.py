@@ -361,7 +361,6 @@ class Planner:
 
 
 def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> NotedPlan:
-    """Return a plan with what it is for."""
     fingerprint = None if call is None else fingerprint_of(call, device, stages_of(planned))
     return NotedPlan(planned, fingerprint)
 

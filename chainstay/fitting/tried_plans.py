@@ -112,7 +112,6 @@ def _kind_of(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> tuple[objec
 
 
 def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:
-    """Whether it is plain training."""
     schedule = planned.solution.schedule
     kinds = {op.kind for op in schedule}
     is_whole = not any(op.option for op in schedule)

@@ -369,7 +369,6 @@ def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:
 
 
 def _graph_read(module: fx.GraphModule, node: fx.Node) -> nn.Module:
-    """Return the graph that a node reads by name."""
     value = attrgetter(str(node.target))(module)
     if not isinstance(value, nn.Module):
         raise NoStagesError(

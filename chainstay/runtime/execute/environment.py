@@ -261,7 +261,6 @@ def _invert(leaves: Sequence[torch.Tensor]) -> None:
 
 
 def _has_gradient(value: object) -> bool:
-    """Whether `value` is a tensor that requires a gradient."""
     return getattr(value, "requires_grad", False) is True
 
 

@@ -192,7 +192,6 @@ class Run:
         return fused([self.chain.stages[stage] for stage in step.stages])(state, shared)
 
     def _effects_of(self, step: Step) -> Effects:
-        """Return the effects of all stages of a step."""
         return Effects.together([self.chain.effects[stage] for stage in step.stages])
 
     def run_again(self, step: Step) -> None:
@@ -256,7 +255,6 @@ class Run:
                 self._store(number, copied(kept) if changes else kept)
 
     def _store(self, number: int, state: State) -> None:
-        """Keep state `number`."""
         self.checkpoints[number] = StoredState.of(state, self.transfers)
 
     def _take_start(self, step: Step) -> tuple[State, list[Environment]]:

@@ -255,7 +255,6 @@ class _ReplayWriter:
         return iter(sorted(items, key=key))
 
     def _again(self, index: int) -> fx.Node:
-        """Run an operator again."""
         step = self.stage.steps[index]
         if step.cast is not None:
             argument = self.copies[step.cast.argument]

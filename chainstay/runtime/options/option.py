@@ -239,7 +239,6 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same bits in the same places."""
     if MemoryLayout.of(one) != MemoryLayout.of(other):
         return False
     return torch.equal(bytes_of(one), bytes_of(other))

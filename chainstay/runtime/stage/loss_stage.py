@@ -192,7 +192,6 @@ def _traced(loss: Loss, output: object, places: Mapping[int, object]) -> TracedL
 
 
 def _untraceable(reason: Exception) -> UnsupportedModelError:
-    """Return the refusal of a loss that is no graph."""
     kind = UnsupportedModelError if str(reason).startswith(RAISES) else UntraceableLossError
     return kind(
         f"the loss cannot be traced on the model's output: {reason}; write it in torch "

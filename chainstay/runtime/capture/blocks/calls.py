@@ -256,7 +256,6 @@ def _finest(groups: Mapping[str, Sequence[BlockCall]]) -> list[BlockCall]:
 
 
 def _is_in(path: str, others: Collection[str]) -> bool:
-    """Whether a module lies inside of one of the others."""
     return any(outer in others for outer in modules_around(path))
 
 

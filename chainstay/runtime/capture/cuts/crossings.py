@@ -173,7 +173,6 @@ def _is_pure(node: fx.Node, observed: ObservedGraph) -> bool:
 
 
 def _writers(nodes: Iterable[fx.Node], observed: ObservedGraph) -> Mapping[int, list[fx.Node]]:
-    """Return the nodes that change each storage in place."""
     writers: dict[int, list[fx.Node]] = {}
     for node in nodes:
         for storage in observed[node].written:

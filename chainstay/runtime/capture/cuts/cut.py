@@ -239,7 +239,6 @@ def _refusal_as_join(crossings: Crossings) -> str:
 
 
 def _assemble(cut: CutGraph) -> GraphChain:
-    """Return the chain of a graph that has been cut."""
     crossings, captured = cut.crossings, cut.captured
     ranges = cut.ranges(crossings.operators, cut.places)
     states = [crossings.at(place) for place in cut.places]
