@@ -23,7 +23,7 @@ from chainstay.validation.offload.simulate import simulate_offload
 
 
 def solve_offloaded(
-    measured: Measurement, budget: int, *, link: Link, method: OffloadMethod | str = "auto"
+    measured: Measurement, budget: int, *, link: Link, method: OffloadMethod | str
 ) -> OffloadSolution:
     """Return the fastest way to train a measured chain in a memory budget by offloading.
 

@@ -128,7 +128,7 @@ class NotTheModelError(UnsupportedModelError):
 
 
 @contextmanager
-def failures_named(name: str, args: tuple[object, ...] = ()) -> Iterator[None]:
+def failures_named(name: str, args: tuple[object, ...]) -> Iterator[None]:
     """Inside, TorchDynamo's failures to capture the function `name` become chainstay's own.
 
     Modules among its `args` may be what no graph can have.

@@ -33,7 +33,7 @@ from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.measures.boundary import noting, swallow
-from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.measures.progress import Progress
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.stage_errors import blaming
@@ -133,7 +133,7 @@ def time_chain(
     given: tuple[State, Sequence[Any]],
     device: torch.device,
     repeats: int,
-    progress: Progress = unseen,
+    progress: Progress,
 ) -> list[StageTimes]:
     """Pass through the chain until its time is known well enough, after one pass to warm up.
 

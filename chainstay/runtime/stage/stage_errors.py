@@ -14,7 +14,7 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
 
 
-def run_stage(stage: ChainStage, index: int, state: State, shared: Sequence[Any] = ()) -> State:
+def run_stage(stage: ChainStage, index: int, state: State, shared: Sequence[Any]) -> State:
     """The next state; whatever goes wrong is told with the stage's name.
 
     Raises:

@@ -186,9 +186,7 @@ def _is_causal(
         return True if queries == keys and bool((value != future).all()) else None
 
 
-def steady_operators_behind(
-    value: fx.Node, inputs: Collection[fx.Node] = ()
-) -> list[fx.Node] | None:
+def steady_operators_behind(value: fx.Node, inputs: Collection[fx.Node]) -> list[fx.Node] | None:
     """Return the operators that a value is made by, in order; None if it may change.
 
     It may if it is made of more than constants and these `inputs`, or if a part of it is drawn at
