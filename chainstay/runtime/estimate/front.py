@@ -25,7 +25,7 @@ from chainstay.runtime.estimate.refusals import told_by_name
 from chainstay.runtime.estimate.stage_estimates import estimate_stages
 from chainstay.runtime.estimate.stand_ins import FakeStandIns
 from chainstay.runtime.estimate.traced_call import traced_call
-from chainstay.runtime.measures.costs import account_for
+from chainstay.runtime.measures.costs import ChainAccountant
 from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import subject_of
 
@@ -100,7 +100,8 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         with attention_as_on(figures):
             subject = subject_of(graph, inputs, behind, here)
             observed, memories = estimate_stages(subject, figures, stand_ins.mode)
-        account = account_for(observed, memories, subject, Autocast.now(here))
+        accountant = ChainAccountant.of(observed, memories, subject, Autocast.now(here))
+        account = accountant.account(observed, memories)
     parameters = list(built.parameters())
     return Estimated(
         model=name,

@@ -120,7 +120,7 @@ class JoinAccountant:
         return JoinAccount(branches=tuple(chains), tail=tail, passed_bytes=passed)
 
     def kept(self, memory: StageMemory, index: int, _last: int) -> tuple[int, int, int]:
-        """Return what keeping a stage saves, and both overheads; see `Surroundings.kept`."""
+        """Return what keeping a stage saves, and both overheads; see `ChainAccountant.kept`."""
         beside = self._beside[index]
         saved, recording, backward = _sizes(self._observed[index], memory)
         backward = max(backward + beside.held + beside.relief, 0)  # as if it freed as much

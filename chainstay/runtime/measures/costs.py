@@ -269,40 +269,9 @@ def _blamed(phase: Callable[[], None], stage: ChainStage, index: int, source: St
         phase()
 
 
-def account_for(
-    observed: Sequence[ObservedStage],
-    memories: Sequence[StageMemory],
-    subject: Subject,
-    autocast: Autocast | None,
-) -> Account:
-    """Return the costs of every stage; without a measured loss there is an assumed one."""
-    around = Surroundings.of(observed, memories, subject, autocast)
-    costs = []
-    for index, (seen, memory) in enumerate(zip(observed, memories, strict=True)):
-        costs.append(
-            seen.cost(
-                around.kept(memory, index, index),
-                gradient_bytes=around.gradient_bytes(index + 1),
-                dropping_bytes=seen.dropping_bytes(memory) + around.standing,
-                again_bytes=around.waiting(index) + around.left[index + 1],
-                forward_operator=memory.forward_operator,
-                backward_operator=memory.backward_operator,
-            )
-        )
-    if not around.has_loss:
-        loss = AssumedLoss.of(around.gradients[-1].layouts)
-        costs.append(StageCost.of_assumed(loss, around.standing))
-    return Account(
-        input_bytes=around.states[0].bytes,
-        input_gradient_bytes=around.gradient_bytes(0),
-        stages=tuple(costs),
-        skips=(*around.skips, *around.tied.skips),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What is in memory beside a stage of a chain.
+class ChainAccountant:
+    """Computes the account of a chain, from what is in memory beside each of its stages.
 
     Attributes:
         standing: Bytes that stand through the whole step.
@@ -331,7 +300,7 @@ class Surroundings:
         subject: Subject,
         autocast: Autocast | None,
     ) -> Self:
-        """Return the surroundings of the stages of a chain; arguments as for `account_for`."""
+        """Return the accountant of stages that were looked at, whether or not they were timed."""
         states = [observed[0].given, *(seen.result for seen in observed)]
         gradients = [*(stage.input_gradients for stage in memories), memories[-1].output_gradients]
         has_loss = observed[-1].stage.is_loss
@@ -347,6 +316,31 @@ class Surroundings:
             ),
             left=[*accumulate((s.left_bytes for s in reversed(memories)), initial=0)][::-1],
             has_loss=has_loss,
+        )
+
+    def account(
+        self, observed: Sequence[ObservedStage], memories: Sequence[StageMemory]
+    ) -> Account:
+        """Return the costs of every stage; without a measured loss there is an assumed one."""
+        costs = [
+            seen.cost(
+                self.kept(memory, index, index),
+                gradient_bytes=self.gradient_bytes(index + 1),
+                dropping_bytes=seen.dropping_bytes(memory) + self.standing,
+                again_bytes=self.waiting(index) + self.left[index + 1],
+                forward_operator=memory.forward_operator,
+                backward_operator=memory.backward_operator,
+            )
+            for index, (seen, memory) in enumerate(zip(observed, memories, strict=True))
+        ]
+        if not self.has_loss:
+            loss = AssumedLoss.of(self.gradients[-1].layouts)
+            costs.append(StageCost.of_assumed(loss, self.standing))
+        return Account(
+            input_bytes=self.states[0].bytes,
+            input_gradient_bytes=self.gradient_bytes(0),
+            stages=tuple(costs),
+            skips=(*self.skips, *self.tied.skips),
         )
 
     def gradient_bytes(self, state: int) -> int:

@@ -21,9 +21,8 @@ from chainstay.runtime.execute.items import movable_chain, movable_profile
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.cost_files import AccountFile, path_in, signature_of
 from chainstay.runtime.measures.costs import (
+    ChainAccountant,
     Subject,
-    Surroundings,
-    account_for,
     observe_chain,
     returned_tensors,
     timed,
@@ -156,18 +155,17 @@ def measure_subject(
             return found
     observed = observe_chain(subject)
     memories = trace_chain(observed, subject, returned=returned_tensors(observed), is_whole=True)
+    accountant = ChainAccountant.of(observed, memories, subject, autocast)
     without_times = Measurement(
         chain=chain(effects=tuple(seen.effects for seen in observed if not seen.stage.is_loss)),
-        account=account_for(observed, memories, subject, autocast),
+        account=accountant.account(observed, memories),
         freed_bytes=freed,
     )
     observed = timed(observed, subject, repeats(without_times))
-    account = account_for(observed, memories, subject, autocast)
-    measured = replace(without_times, account=account)
+    measured = replace(without_times, account=accountant.account(observed, memories))
     if wants_options(measured):
-        kept = Surroundings.of(observed, memories, subject, autocast).kept
         options = observe_options(observed, memories, [subject], is_whole=True)
-        measured = with_options_of(measured, options, kept)
+        measured = with_options_of(measured, options, accountant.kept)
     if file is not None:
         file.write(measured.account)
     return measured

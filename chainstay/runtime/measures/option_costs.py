@@ -59,7 +59,7 @@ _MOST_OPERATORS: Final = 8_000
 
 
 Kept: TypeAlias = Callable[[StageMemory, int, int], tuple[int, int, int]]
-"""What keeping stages saves, and both overheads; see `Surroundings.kept`."""
+"""What keeping stages saves, and both overheads; see `ChainAccountant.kept`."""
 
 
 _A = TypeVar("_A", Account, JoinAccount)

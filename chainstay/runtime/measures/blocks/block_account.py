@@ -61,7 +61,7 @@ class BlockAccountant:
         )
 
     def kept(self, memory: StageMemory, index: int, _last: int) -> tuple[int, int, int]:
-        """Return what keeping a block saves, and both overheads; see `Surroundings.kept`."""
+        """Return what keeping a block saves, and both overheads; see `ChainAccountant.kept`."""
         behind, all_given = self.outside.behind_backward(index), self.observed[index].given.bytes
         saved = memory.graph_bytes if self._is_end(index) else memory.kept_bytes
         gradients = self._gradient_bytes(index) + self._gradient_bytes(index + 1)
