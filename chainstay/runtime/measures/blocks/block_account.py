@@ -38,18 +38,25 @@ from chainstay.runtime.stage.states import address_of
 class BlockAccountant:
     """Computes the account of a model by blocks: of these, and of what is around them."""
 
-    chain: BlockChain
+    around: Around
     observed: Sequence[ObservedStage]
     memories: Sequence[StageMemory]
     outside: Outside
-    standing: int  # bytes that a plan holds through the whole step
+    autocast: Autocast | None
+    standing: int = field(init=False)  # bytes that a plan holds through the whole step
     _skips: tuple[Skip, ...] = field(init=False)
     _tied: TiedGradients = field(init=False)
 
     def __post_init__(self) -> None:
+        self.standing = self._standing_bytes()
         segments = self.chain.segments()
         self._skips = tuple(skip for segment in segments for skip in self._skips_of(segment))
         self._tied = self._tied_gradients()
+
+    @property
+    def chain(self) -> BlockChain:
+        """The blocks."""
+        return self.around.chain
 
     def account(self) -> Account:
         """Return the costs of every stage, the loss last."""
@@ -74,6 +81,15 @@ class BlockAccountant:
             self._forward_bytes(index, memory.kept_peak, saved),
             max(backward, self._backward_level(index), 0) + self.standing + self._tied.sums[index],
         )
+
+    def _standing_bytes(self) -> int:
+        """Return the bytes of the model's inputs and of what blocks leave standing."""
+        lasting = lasting_bytes(self.observed, self.memories, self.autocast, self.outside.leaves)
+        # What collectives gather and reduce goes when their own threads let it go: beside a block
+        # there may be the parameters and the gradients of a neighbour, now and then.
+        blocks = [stage.block for stage in self.chain.stages]
+        sharded = [whole_bytes(block) for block in blocks if block is not None]
+        return self.around.input_bytes + lasting + 2 * max(sharded, default=0)
 
     def _forward_bytes(self, index: int, peak: int, made: int) -> int:
         """Return the overhead of a first run that needs `peak` alone, and leaves `made` bytes."""
@@ -191,20 +207,3 @@ def _place_of(leaf: torch.Tensor) -> tuple[object, ...]:
 def _without(state: NumberedState, outside: Mapping[int, int]) -> NumberedState:
     storages = {n: 0 if n in outside else size for n, size in state.storages.items()}
     return NumberedState(storages=storages, tensors=state.tensors)
-
-
-def standing_bytes_of(
-    observed: Sequence[ObservedStage],
-    memories: Sequence[StageMemory],
-    outside: Outside,
-    around: Around,
-    autocast: Autocast | None,
-) -> int:
-    """Return the bytes of the model's inputs and of what blocks leave standing."""
-    total = around.input_bytes + lasting_bytes(observed, memories, autocast, outside.leaves)
-    # What collectives gather and reduce goes when their own threads let it go: beside a block
-    # there may be the parameters and the gradients of a neighbour, now and then.
-    blocks = [stage.block for stage in around.chain.stages]
-    sharded = [whole_bytes(block) for block in blocks if block is not None]
-    total += 2 * max(sharded, default=0)
-    return total

@@ -18,7 +18,7 @@ from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.sharding import gathered, runs_alone
 from chainstay.runtime.execute.block_executor import BlockSchedule
 from chainstay.runtime.measures.blocks.around_blocks import Around
-from chainstay.runtime.measures.blocks.block_account import BlockAccountant, standing_bytes_of
+from chainstay.runtime.measures.blocks.block_account import BlockAccountant
 from chainstay.runtime.measures.cost_files import (
     AccountFile,
     path_in,
@@ -174,8 +174,7 @@ def measure_blocks(
         bar("running what is around the blocks", steps=0, more=1)
         outside = around.measured([memory.input_gradients for memory in memories], repeats)
         bar("running what is around the blocks")
-        standing = standing_bytes_of(observed, memories, outside, around, autocast)
-        accountant = BlockAccountant(around.chain, observed, memories, outside, standing)
+        accountant = BlockAccountant(around, observed, memories, outside, autocast)
         effects = tuple(observation.effects for observation in observed)
         measured = blocks(account=accountant.account(), chain=chain(effects=effects))
         if wanted(measured):
