@@ -64,6 +64,21 @@ class Normed(nn.Module):
         return left
 
 
+class Clamped(nn.Module):
+    """Convolutions, which save their weight itself, whose weights are clamped in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv1d(16, 16, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            with torch.no_grad():
+                layer.get_parameter("weight").clamp_(-0.1, 0.1)
+            x = x + torch.tanh(layer(x))
+        return x
+
+
 class FromData(nn.Module):
     """A block that takes its scale from the first batch."""
 
@@ -169,6 +184,17 @@ def test_trained_parameters_that_a_forward_changes(*, stage_options: bool) -> No
     torch.manual_seed(0)
     model, tokens = Normed(), torch.randint(32, (16, 4))
     assert wrong_after_training(model, tokens, stage_options=stage_options) == []
+    assert isinstance(shown(model).latest.planned, PlannedGraph)
+    assert recomputes(model) or keeps_in_part(model)
+
+
+@each_way
+def test_trained_weights_that_a_forward_changes_and_a_convolution_saves(
+    *, stage_options: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = Clamped(), torch.randn(4, 16, 12)
+    assert wrong_after_training(model, x, stage_options=stage_options) == []
     assert isinstance(shown(model).latest.planned, PlannedGraph)
     assert recomputes(model) or keeps_in_part(model)
 

@@ -13,6 +13,7 @@ from threading import RLock
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.backend_settings import (
@@ -22,6 +23,7 @@ from chainstay.runtime.devices.backend_settings import (
 )
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import allocated_bytes
+from chainstay.runtime.execute.handles import is_parameter
 from chainstay.runtime.execute.repeatable import REMEDY, OperatorLog, first_difference, is_repeated
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.states import (
@@ -158,7 +160,8 @@ class Environment:
         given = values if for_last_time else copied(values)
         present: list[Any] = list(shared)
         for position, value in zip(self.written, given, strict=True):
-            present[position] = value
+            is_told_apart = is_parameter(shared[position])  # by hooks on what a stage saves
+            present[position] = nn.Parameter(value, value.requires_grad) if is_told_apart else value
         if for_last_time:
             self.written = {}
         return present
