@@ -512,6 +512,41 @@ def test_blocks_that_add_to_a_cache_run_by_themselves() -> None:
     require_by_blocks(Caching().train(), sample, IN_PART, "Data-dependent branching")
 
 
+class Writing(nn.Module):
+    """Writes what it makes into a tensor that it is given."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.inner, self.layer = Odd("plain"), layer
+
+    def forward(self, x: torch.Tensor, results: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.inner(x)
+        results[self.layer] = made
+        return made
+
+
+class Written(nn.Module):
+    """Makes a tensor for what its blocks make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(map(Writing, range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        results = x.new_zeros(4, *x.shape)
+        for block in self.blocks:
+            x = block(x, results)
+        return x + results.mean(0)
+
+
+def test_a_block_that_writes_what_it_makes_into_a_constant_is_no_stage() -> None:
+    """A gradient reaches it by way of that tensor, too; the modules inside of it are stages."""
+    torch.manual_seed(3)
+    sample = SampleUnder((torch.randn(16, 16),))
+    planned = require_planned(Written().train(), sample, IN_PART, by="blocks")
+    assert "blocks.0: it writes what has a gradient into a tensor" in str(planned.chainstay)
+
+
 class Decaying(Wayward):
     """Changes weights of some blocks when these have run, in a way that no version tells."""
 
