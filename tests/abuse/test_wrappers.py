@@ -86,6 +86,23 @@ class Halving(TorchDispatchMode):
         return output.bfloat16().float() if "addmm" in str(func) else output
 
 
+class _Double:
+    """Tensors are made in double precision."""
+
+    def __enter__(self) -> None:
+        torch.set_default_dtype(torch.float64)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_default_dtype(torch.float32)
+
+
+class Ramp(nn.Module):
+    """Multiplies by numbers that are made in every forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.linspace(0, 1, x.shape[-1])
+
+
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "the precision of products": _Precision,
     "kernels of mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
@@ -107,6 +124,20 @@ def test_around_the_forward_only(name: str, by: str) -> None:
         return Stack(lambda: nn.Sequential(nn.Linear(16, 128), nn.GELU(), nn.Linear(128, 16)))
 
     require_trains_equally(wide, SAMPLE, _in(CONTEXTS[name]), steps=2, by=by, budget="60%")
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_another_default_type_around_the_backward_only(by: str) -> None:
+    def ramped() -> nn.Module:
+        return Stack(lambda: nn.Sequential(nn.Linear(16, 16), Ramp()))
+
+    def step(model: nn.Module, _: int) -> torch.Tensor:
+        loss = loss_of(SAMPLE(model))
+        with _Double():
+            loss.backward()
+        return loss
+
+    require_trains_equally(ramped, SAMPLE, step, steps=2, by=by)
 
 
 @pytest.mark.parametrize("by", ["graph", "blocks"])

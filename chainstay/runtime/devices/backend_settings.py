@@ -1,4 +1,4 @@
-"""Settings of torch's kernels, which decide the last bits of a result.
+"""Settings of torch's kernels, which decide the last bits of a result, and the default type.
 
 They belong to the whole process. Whoever sets them around the forward only would have another
 kernel in a recomputation, which runs in the backward.
@@ -27,6 +27,7 @@ _SET: Final[Mapping[str, str]] = {
     "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
     "_get_math_sdp_enabled": "_set_sdp_use_math",
     "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
+    "get_default_dtype": "_set_default_dtype",
 }
 """What reads a setting, and what changes it."""
 
