@@ -169,8 +169,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/execute/environment.py",
-        "            present[position] = value",
-        "            pass",
+        "            present[position] = nn.Parameter(",
+        "            _ = nn.Parameter(",
         "unit/test_runtime_execute.py::test_every_use_gives_the_same_bits[use_accumulation-segments]",
     ),
 )
