@@ -171,7 +171,7 @@ class NotedPlan:
             f"predicted {planned.slowdown:.1%} slower than plain training at a peak of "
             f"{format_bytes(solution.peak_bytes)}{others}"
         )
-        told = map(_wrapped, (solved, planned.origin, predicted))
+        told = (_wrapped(solved), planned.origin.rstrip(), predicted)
         return "\n".join(filter(None, (*told, *tables, _wrapped(str(solution.schedule)))))
 
 

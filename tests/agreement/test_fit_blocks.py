@@ -547,6 +547,44 @@ def test_a_block_that_writes_what_it_makes_into_a_constant_is_no_stage() -> None
     assert "blocks.0: it writes what has a gradient into a tensor" in str(planned.chainstay)
 
 
+class Positioned(nn.Module):
+    """Adds its positions to the batch itself, and notes what its blocks make in a tensor given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(16))
+        self.blocks = nn.ModuleList(Odd("plain") for _ in range(4))
+
+    def forward(self, x: torch.Tensor, notes: torch.Tensor) -> torch.Tensor:
+        x += self.positions
+        for layer, block in enumerate(self.blocks):
+            x = block(x)
+            notes[layer] = x[0]
+        return x
+
+
+def test_a_graph_that_writes_what_it_makes_into_an_argument_goes_by_blocks() -> None:
+    """The caller may read that argument with its gradient, as the loss here does."""
+    torch.manual_seed(3)
+    x, notes = torch.randn(16, 16), torch.zeros(4, 16)
+    model = Positioned().train()
+
+    def gradients(trained_model: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        batch, noted = x.clone(), notes.clone()
+        loss = trained_model(batch, noted).square().mean() + noted.sum() + batch.mean()
+        loss.backward()
+        grads = [parameter.grad for parameter in trained_model.parameters()]
+        return [loss.detach(), *(gradient for gradient in grads if gradient is not None)]
+
+    expected = gradients(copy.deepcopy(model))
+    assert len(expected) > 20
+    chainstay.fit(model, (x.clone(), notes.clone()), budget="80%")
+    assert "a tensor of shape (16, 16) that it is given" in str(shown(model))
+    assert all(map(torch.equal, gradients(model), expected))
+    assert recomputes(model) or keeps_in_part(model)
+
+
 class Decaying(Wayward):
     """Changes weights of some blocks when these have run, in a way that no version tells."""
 

@@ -126,7 +126,7 @@ def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) ->
 
     Raises:
         NoStagesError: It has operators that a plan cannot run again, a shape depends on values,
-            or a checkpoint changes a buffer twice.
+            a given tensor gets a gradient, or a checkpoint changes a buffer twice.
     """
     captured = as_captured_graph(forward.graph, forward.inputs, inputs)
     given = (*inputs, *captured.constants)
@@ -251,12 +251,18 @@ class _Observer:
     storage_bytes: list[int] = field(default_factory=list)
 
     def run_graph(self, inputs: Sequence[object]) -> frozenset[Storage]:
-        """Run the graph on fakes of its inputs and constants, and return the storages of these."""
+        """Run the graph on fakes of its inputs and constants, and return the storages of these.
+
+        Raises:
+            NoStagesError: Something cannot be told without running it, or a given tensor that has
+                no gradient gets one.
+        """
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
             values = [_faked(mode, value) for value in inputs]
+        constants = [tensor for tensor in tensors_in(values) if not tensor.requires_grad]
         with mode, torch.enable_grad():
             for node, value in zip(self.captured.placeholders, values, strict=True):
                 self._note(node, value)
@@ -268,6 +274,13 @@ class _Observer:
                     self._note(node, self.numbers[node])
                 elif node.op not in ("placeholder", "output"):
                     self._run(node)
+        for value in constants:
+            if value.requires_grad:
+                raise NoStagesError(
+                    f"it writes what has a gradient into a tensor of shape {tuple(value.shape)} "
+                    "that it is given, and a plan knows of gradients of what it returns only; "
+                    "write into a clone, and return that"
+                )
         return external
 
     def _run(self, node: fx.Node) -> None:

@@ -52,7 +52,7 @@ from chainstay.runtime.capture.trials.compiled_calls import require_uncompiled_i
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.environment import RandomStates, random_states
 from chainstay.runtime.execute.handles import dropping
-from chainstay.runtime.stage.states import State, detached, tensors_in, version_of
+from chainstay.runtime.stage.states import State, detached, version_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,13 +263,7 @@ class _Sampler:
         given = detached(state)
         on_the_host = _on_the_host(state)
         (stage,) = chain.stages
-        constants = [tensor for tensor in tensors_in(shared) if not tensor.requires_grad]
         result = stage(state, shared)
-        if any(tensor.requires_grad for tensor in constants):
-            raise NoStagesError(
-                "it writes what has a gradient into a tensor that it is given, and a plan knows of "
-                "gradients of what blocks return only; let it return that"
-            )
         made = tuple(map(self.numbers.seen, result))
         name = self.names[block]
         read = self.written.intersection(block.parameters()) if self.written else ()
