@@ -182,6 +182,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/capture/operators.py",
+        "            if value.requires_grad:",
+        "            if False:",
+        "agreement/test_fit_blocks.py::"
+        "test_a_graph_that_writes_what_it_makes_into_an_argument_goes_by_blocks",
+    ),
+    Mutant(
+        "runtime/capture/operators.py",
         "runs[1:-1]",
         "runs[1:-2]",
         "unit/test_host_values.py::test_two_threads_at_once_are_refused[DHD]",
