@@ -59,7 +59,7 @@ OnNewShape = Literal["plan", "refuse", "run plainly"]
 AnyPlanned = PlannedGraph | PlannedJoin | PlannedBlocks
 
 _WIDTH: Final = 80
-"""Columns of the lines in which a plan is described."""
+"""Columns of the lines in which a schedule is shown."""
 _MANY: Final = 32
 """Plans of one model for which fewer shapes are recommended."""
 
@@ -166,13 +166,15 @@ class NotedPlan:
             table_of_parts(self.kept_in_part, len(profile), plain_time),
             table_of(planned.alternatives) if planned.alternatives else "",
         )
-        solved = f"{name} in {len(profile)} stages, the loss included: {solution.describe()}"
+        cut = f"{name} in {len(profile)} stages, the loss included:"
+        solved = solution.describe().replace(": ", ":\n  ").replace("; ", ";\n  ")
         predicted = (
             f"predicted {planned.slowdown:.1%} slower than plain training at a peak of "
             f"{format_bytes(solution.peak_bytes)}{others}"
         )
-        told = (_wrapped(solved), planned.origin.rstrip(), predicted)
-        return "\n".join(filter(None, (*told, *tables, _wrapped(str(solution.schedule)))))
+        told = (f"{cut}\n  {solved}", planned.origin.rstrip(), predicted)
+        schedule = fill(str(solution.schedule), _WIDTH, subsequent_indent="  ")
+        return "\n".join(filter(None, (*told, *tables, schedule)))
 
 
 class PlanMaker(Protocol):
@@ -390,7 +392,3 @@ def is_alike(one: GraphChain, other: GraphChain) -> bool:
         for graph in (one, other)
     )
     return first == second
-
-
-def _wrapped(text: str) -> str:
-    return fill(text, _WIDTH, subsequent_indent="  ")

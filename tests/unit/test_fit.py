@@ -140,7 +140,7 @@ def test_the_plan_is_shown() -> None:
     text = str(model.chainstay)
     assert text.startswith("Branches in ")
     assert shown(model).solution.describe() in " ".join(text.split())
-    assert len(text.splitlines()[0]) <= 80
+    assert [line[0] for line in text.splitlines()[:3]] == ["B", " ", " "], "a clause a line"
     assert "proved optimal" in str(fitted(budget="100%").chainstay)
     assert "slower than plain training at a peak of " in text
     assert text.rsplit(maxsplit=1)[-1] == "B0"
