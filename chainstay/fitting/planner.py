@@ -167,7 +167,7 @@ class NotedPlan:
             table_of(planned.alternatives) if planned.alternatives else "",
         )
         cut = f"{name} in {len(profile)} stages, the loss included:"
-        solved = solution.describe().replace(": ", ":\n  ").replace("; ", ";\n  ")
+        solved = solution.describe().replace(": ", ":\n  ", 1).replace("; ", ";\n  ")
         predicted = (
             f"predicted {planned.slowdown:.1%} slower than plain training at a peak of "
             f"{format_bytes(solution.peak_bytes)}{others}"

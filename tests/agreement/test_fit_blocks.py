@@ -544,7 +544,9 @@ def test_a_block_that_writes_what_it_makes_into_a_constant_is_no_stage() -> None
     torch.manual_seed(3)
     sample = SampleUnder((torch.randn(16, 16),))
     planned = require_planned(Written().train(), sample, IN_PART, by="blocks")
-    assert "blocks.0: it writes what has a gradient into a tensor" in str(planned.chainstay)
+    assert "blocks.0: the forward writes what has a gradient into a tensor" in str(
+        planned.chainstay
+    )
 
 
 class Positioned(nn.Module):

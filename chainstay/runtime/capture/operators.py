@@ -277,9 +277,9 @@ class _Observer:
         for value in constants:
             if value.requires_grad:
                 raise NoStagesError(
-                    f"it writes what has a gradient into a tensor of shape {tuple(value.shape)} "
-                    "that it is given, and a plan knows of gradients of what it returns only; "
-                    "write into a clone, and return that"
+                    "the forward writes what has a gradient into a tensor of shape "
+                    f"{tuple(value.shape)} that it is given, and a plan knows of gradients of what "
+                    "it returns only; write into a clone, and return that"
                 )
         return external
 
