@@ -211,6 +211,26 @@ def test_copies_of_what_blocks_change_count_only_where_these_run_again() -> None
     require_by_blocks(Rectified(), sample, "all", "(blocks.0 to blocks.3)", by="blocks")
 
 
+class Normalized(nn.Module):
+    """Has blocks whose output no backward reads: what follows them saves its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = ((nn.Linear(32, 32), nn.LayerNorm(32), nn.Sigmoid()) for _ in range(4))
+        self.blocks = nn.ModuleList(layer for several in layers for layer in several)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_what_no_backward_reads_is_gone_in_plain_training_by_blocks() -> None:
+    torch.manual_seed(0)
+    sample = SampleUnder((torch.randn(256, 32),))
+    require_by_blocks(Normalized(), sample, "all", "as asked for", by="blocks")
+
+
 class Narrowing(nn.Module):
     """Keeps next to nothing of what its wide blocks return."""
 

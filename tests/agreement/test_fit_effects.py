@@ -255,9 +255,7 @@ def test_half_a_gradient_that_is_a_slice_holds_all_of_it() -> None:
 def test_distributions_inside() -> None:
     torch.manual_seed(0)
     model = Guess()
-    validates = torch.distributions.Distribution._validate_args
-    assert wrong_after_training(model, torch.randn(32, 16)) == []
-    assert torch.distributions.Distribution._validate_args == validates
+    assert wrong_after_training(model, torch.randn(32, 16), "95%") == []
 
 
 class Steps(nn.Module):

@@ -77,6 +77,22 @@ def test_plain_training_needs_what_is_predicted_though_sums_are_let_go(tmp_path:
 
 
 @pytest.mark.long
+def test_chains_of_modules_need_in_plain_training_what_is_predicted() -> None:
+    """If all that passes between their stages were kept, it would need two fifths more."""
+    torch.manual_seed(0)
+    x = torch.randn(256, 12)
+    layers = [nn.Linear(12, 64), nn.Tanh()]
+    for _ in range(4):
+        layers += [nn.Linear(64, 24), nn.ReLU(inplace=True), nn.Linear(24, 64), nn.Tanh()]
+    model = nn.Sequential(*layers)
+    needed = plain_peak_of(model, x)
+    measured = chainstay.measure(model, x, loss=loss_of, repeats=1)
+    solution = chainstay.solve_measured(measured, needed * 101 // 100)
+    assert solution.schedule == Schedule.keep_all(len(measured.profile))
+    assert needed <= solution.peak_bytes
+    assert plain_peak_of(measured.planned(solution), x) == needed
+
+
 def test_spans_over_idle_cuts_keep_everything_in_less() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 1, 400)

@@ -77,7 +77,7 @@ def some_account(seed: int, stages: int, largest: int = 40) -> Account:
 
 def measured_as(account: Account) -> Measurement:
     """Any chain, but for what it costs."""
-    return replace(_MEASURED, account=account)
+    return replace(_MEASURED, account=account, freed_bytes=())
 
 
 def persistent_schedules(first: int, end: int) -> Iterator[str]:

@@ -303,6 +303,7 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     return MeasuredChain(
         chain=measured.chain,
         account=measured.account,
+        freed_bytes=measured.freed_bytes,
         graph=graph,
         key=key,
         source=source,

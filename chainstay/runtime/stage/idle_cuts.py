@@ -61,9 +61,10 @@ def freed_bytes(
 ) -> tuple[int, ...]:
     """Return the bytes of each stage's input that are gone in plain training once it has run.
 
-    The chain is run once, without the loss.
+    What a stage changes in place is its output then. The chain is run once, without the loss.
     """
-    return tuple(cut.idle_bytes for cut in cuts_of(stages, source, shared))
+    cuts = zip(stages, cuts_of(stages, source, shared), strict=True)
+    return tuple(0 if stage.effects.changes_input else cut.idle_bytes for stage, cut in cuts)
 
 
 @dataclass(frozen=True, slots=True)

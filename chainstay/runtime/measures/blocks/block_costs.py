@@ -49,6 +49,7 @@ from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.progress import Progress, progress_bar, unseen
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.idle_cuts import freed_bytes
 from chainstay.runtime.stage.loss_stage import Loss, traced_loss
 from chainstay.runtime.stage.states import copied
 
@@ -153,7 +154,9 @@ def measure_blocks(
             file = _file_of(subjects(), around, autocast, cache)
         account = None if file is None else file.read()
         chain = partial(Chain, stages=stages, device=device, names=around.chain.shared_names)
-        blocks = partial(MeasuredBlocks, blocks=around.chain)
+        freed = (freed_bytes(s.model_stages, s.source, s.shared) for s in subjects())
+        freed_by_stage = tuple(size for sizes in freed for size in sizes)
+        blocks = partial(MeasuredBlocks, blocks=around.chain, freed_bytes=freed_by_stage)
 
         def wanted(measured: MeasuredBlocks) -> bool:
             has_none = around.host.is_sharded or around.sample.is_cast
