@@ -143,10 +143,15 @@ class IntegerProgramOffload(IntegerProgramMethod):
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
         """Return the claim of the solver, alone or from a quick solution."""
-        if self.alone:
-            problem.require_feasible()
-            return self._solve(problem, None, 0)
-        return self.improve(problem, _heuristic_claim(problem))
+        if not self.alone:
+            try:
+                known = _heuristic_claim(problem)
+            except SolverLimitError as reason:  # the host has too little room for quick plans
+                _log.info("%s without a start: %s", self, reason)
+            else:
+                return self.improve(problem, known)
+        problem.require_feasible()
+        return self._solve(problem, None, 0)
 
     def improve(self, problem: OffloadProblem, known: OffloadClaim) -> OffloadClaim:
         """Return a better claim than `known`, or `known` with a better bound."""

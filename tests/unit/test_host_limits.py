@@ -159,6 +159,22 @@ def test_the_error_names_host_memory_that_is_enough(solve: object) -> None:
     assert solution.makespan == solve(None).makespan
 
 
+@pytest.mark.parametrize("method", ["auto", "cpsat", "mip"])
+def test_a_program_finds_what_no_quick_method_does_in_so_little_host_memory(method: str) -> None:
+    tight = OffloadProfile(
+        activations=(2, 7, 8, 1),
+        gradients=(0, 3, 0, 0),
+        forward_overheads=(0, 0, 3),
+        backward_overheads=(0, 0, 0),
+        forward_times=(0, 0, 0),
+        backward_times=(0, 0, 0),
+    )
+    link = Link(bandwidth=1, duplex="full", capacity=8)
+    with pytest.raises(HostBudgetError, match="host_budget is 8 bytes"):
+        solve_offload(tight, 18, link=link, method="heuristics")
+    assert solve_offload(tight, 18, link=link, method=method).makespan == 18
+
+
 def _longer() -> ChainProfile:
     draw = random.Random(4)
     stages = []
