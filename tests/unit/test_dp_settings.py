@@ -10,7 +10,7 @@ from chainstay.dp import DP
 from chainstay.dp.chain.fronts import ChainFronts
 from chainstay.dp.recursion import Recursion
 from chainstay.errors import InvalidProfileError, UnknownMethodError
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
 from chainstay.validation.simulate import simulate
 
 
@@ -36,3 +36,23 @@ def test_sizes_beyond_exact_arithmetic_are_refused_and_slots_help() -> None:
     claim = DP(slots=500)(profile, budget)
     assert claim.makespan > profile.least_time
     assert simulate(profile, claim.schedule).peak_bytes <= budget
+
+
+def test_a_byte_worth_days_overflows_nothing() -> None:
+    both = StageOption(saved_bytes=0, first=RunCost(backward_time=1), stages=2)
+    first = Stage(
+        forward_time=2**47,
+        backward_time=1,
+        forward_overhead_bytes=11,
+        output_bytes=1000,
+        saved_bytes=1000,
+        gradient_bytes=1000,
+        options=(both,),
+    )
+    last = Stage(
+        backward_time=2**48,
+        backward_overhead_bytes=10_000,
+        options=(StageOption(saved_bytes=1000, first=RunCost(time=2**47)),),
+    )
+    profile = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(first, last))
+    assert str(DP()(profile, 10).schedule) == "Fa0.1 B0"

@@ -78,7 +78,9 @@ class _Filling:
             memory = np.minimum(memory, left.min(axis=2))
         spent = limit.outside + self._multipliers * limit.least[:, :, None]
         overhead = limit.overhead - spent.max(axis=2)
-        return np.floor(memory).astype(np.int64), np.floor(overhead).astype(np.int64)
+        # any number below 0 means that nothing is of use, and -1 fits in 64 bits
+        memory, overhead = (np.floor(np.maximum(most, -1)) for most in (memory, overhead))
+        return memory.astype(np.int64), overhead.astype(np.int64)
 
     def _fill_column(self, t: int, column: _Column) -> None:
         """Compute the fronts of all sub-chains that end at stage t."""
