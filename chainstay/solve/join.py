@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
+from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
 from chainstay.dp.join import claim_join
 from chainstay.errors import UnknownMethodError
@@ -14,10 +16,11 @@ from chainstay.formulations.join.claims import claim_by_phases
 from chainstay.problems import JoinProblem
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, kept_gradients
 from chainstay.schedule import Discards
-from chainstay.solution import Claim, Solution
+from chainstay.solution import Claim, Family, Solution
 from chainstay.solve.budgets import budget_bytes
 from chainstay.solve.common import require_profile, resolve, timed_claim
 from chainstay.validation.certify import certify
+from chainstay.validation.join.simulate import simulate_join
 
 
 class JoinMethod(Protocol):
@@ -115,7 +118,26 @@ def join_claim(
             raise UnknownMethodError(
                 f"persistence is {method.persistence!r}; joins have a program for 'strong' only"
             )
-        return claim_join(profile, budget, keep=keep, slots=method.slots)
+        claim = claim_join(profile, budget, keep=keep, slots=method.slots)
+        return _claim_or_plain(claim, profile, budget, keep)
     if isinstance(method, MIP | CPSAT):
         return claim_by_phases(method, profile, budget, keep=keep)
     return method(profile, budget, keep=keep)
+
+
+def _claim_or_plain(claim: Claim, profile: Join, budget: int, keep: tuple[bool, ...]) -> Claim:
+    """Return `claim`, or plain training where that is faster: it may only just fit, unrounded."""
+    if isinstance(profile, HomogeneousJoin) or claim.makespan == claim.lower_bound:
+        return claim
+    schedule = keep_all_join(profile)
+    plain = simulate_join(profile, schedule, keep=keep)
+    if plain.peak_bytes > budget or plain.makespan >= claim.makespan:
+        return claim
+    is_least = plain.makespan == profile.least_time
+    return replace(
+        claim,
+        schedule=schedule,
+        makespan=plain.makespan,
+        lower_bound=plain.makespan if is_least else min(claim.lower_bound, plain.makespan),
+        family=Family.ALL if is_least else claim.family,
+    )

@@ -23,10 +23,12 @@ from chainstay import (
     InvalidProfileError,
     InvalidScheduleError,
     JoinProfile,
+    RunCost,
     Schedule,
     Skip,
     SolverLimitError,
     Stage,
+    StageOption,
     UnknownMethodError,
     join_curve,
     simulate_join,
@@ -284,6 +286,32 @@ def test_five_branches_need_slots() -> None:
     assert solution.lower_bound <= solution.makespan
 
 
+def test_a_small_join_of_many_bytes_has_more_slots_than_usual() -> None:
+    def branch(*stages: tuple[int, int]) -> ChainProfile:
+        made = tuple(
+            Stage(
+                forward_time=time,
+                backward_time=1,
+                output_bytes=size,
+                saved_bytes=2 * size,
+                gradient_bytes=size,
+            )
+            for time, size in stages
+        )
+        return ChainProfile(input_bytes=1_000_001, input_gradient_bytes=0, stages=made)
+
+    join = JoinProfile(
+        branches=(
+            branch((7, 28_670_001), (7, 25_836_001)),
+            branch((5, 2_326_001), (8, 17_753_001)),
+        )
+    )
+    coarse = solve_join(join, "70%", DP(slots=500))
+    assert (coarse.makespan, coarse.is_optimal) == (52, False)
+    fine = solve_join(join, "70%")
+    assert (fine.makespan, fine.is_optimal) == (50, True)
+
+
 def test_tables_beyond_memory_are_refused() -> None:
     tower = replace(TEXT, stages=TEXT.stages * 200)
     with pytest.raises(InvalidProfileError, match="200, 200, 200 stages and 500 slots need a tab"):
@@ -310,6 +338,17 @@ def test_no_time_is_not_infeasible(method: MIP | CPSAT) -> None:
     join = JoinProfile.homogeneous((7, 7), forward_time=1, backward_time=1, turn_time=1)
     with pytest.raises(SolverLimitError, match="Raise time_limit_s"):
         solve_join(join, 5, method)
+
+
+def test_plain_training_that_just_fits_is_found_whatever_sizes_are_rounded_to() -> None:
+    slots = DP(slots=50)
+    whole = solve_join(PAIR, "100%", slots)
+    assert (whole.makespan, whole.family) == (PAIR.least_time, Family.ALL)
+    quick = RunCost(time=2, backward_time=5)  # a ns less, for a byte too much
+    first = replace(PAIR.branches[0].stages[0], options=(StageOption(saved_bytes=41, first=quick),))
+    branches = (replace(PAIR.branches[0], stages=(first,)), PAIR.branches[1])
+    tied = solve_join(replace(PAIR, branches=branches), "100%", slots)
+    assert (tied.makespan, tied.lower_bound) == (PAIR.least_time, PAIR.least_time - 1)
 
 
 def test_shares_of_plain_training() -> None:

@@ -21,6 +21,8 @@ _MOST_BRANCHES: Final = 4
 """Branches of unequal stages that are solved without rounding that was asked for."""
 _USUAL_SLOTS: Final = 500
 _FEWEST_SLOTS: Final = 20
+_QUICK_ENTRIES: Final = 2**23
+"""Table entries up to which there may be more slots than usual: some tenths of a second."""
 _EXACT_ENTRIES: Final = 2**26
 """Table entries up to which sizes are not rounded unless asked: some seconds."""
 _LARGE_TABLE: Final = 2**24
@@ -39,7 +41,8 @@ def claim_join(
         budget: Slots of a `HomogeneousJoin`, bytes of a `JoinProfile`.
         keep: For each branch, whether the gradient of its input stays until the end.
         slots: How many memory slots the sizes of a `JoinProfile` are rounded to, both ways. None:
-            exact in bytes where that takes seconds, else as many as that allows, 500 at most.
+            exact in bytes where that takes seconds, else 500, more where that takes no second, and
+            fewer where it takes longer than that.
 
     Raises:
         InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
@@ -145,7 +148,7 @@ def _unit(profile: JoinProfile, budget: int, slots: int | None, rows: int) -> in
     entries = _entries_per_slot(profile) + rows
     exact = budget // divisor
     if slots is None:
-        slots = min(_USUAL_SLOTS, _EXACT_ENTRIES // entries)
+        slots = max(min(_USUAL_SLOTS, _EXACT_ENTRIES // entries), _QUICK_ENTRIES // entries)
         if exact * entries <= _EXACT_ENTRIES:
             slots = exact
     return divisor if exact <= slots else max(1, -(-budget // max(slots, _FEWEST_SLOTS)))
