@@ -47,12 +47,13 @@ def parse(
     value = _loaded(text, f"{kind} document", error)
     fields = Fields(_mapping(value, kind, error), kind, error)
     if (found := fields.string("chainstay")) != kind:
-        raise error(f"{kind} document: field 'chainstay' is {found!r}, must be {kind!r}")
+        raise error(f"{kind} document: field 'chainstay' is {_excerpt(found)}, must be {kind!r}")
     oldest = version if oldest is None else oldest
     if not oldest <= (found_version := fields.integer("version")) <= version:
         known = f"version {version}" if oldest == version else f"versions {oldest} to {version}"
         raise error(
-            f"{kind} document: field 'version' is {found_version}; this chainstay reads {known}"
+            f"{kind} document: field 'version' is {_excerpt(found_version)}; this chainstay reads "
+            f"{known}"
         )
     return fields
 

@@ -155,8 +155,8 @@ def _solution(fields: Fields, stages: int) -> Solution:
             f"{most}"
         )
     for name in ("budget", "peak_bytes"):
-        if not 0 <= inner.integer(name) <= _LARGEST_NUMBER:
-            raise InvalidPlanError(f"{inner.path}: field {name!r} must be from 0 to 2**60")
+        if not 0 <= inner.integer(name) < 2**63:
+            raise InvalidPlanError(f"{inner.path}: field {name!r} must be from 0 to 2**63 - 1")
     if kind != "solution":
         _require_common_times(inner, stages)
     return _SOLUTIONS[kind](fields.text())

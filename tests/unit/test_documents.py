@@ -149,6 +149,10 @@ def test_largest_document_is_64_mib() -> None:
             '{"chainstay": "wine-list", "version": 3}',
             "menu document: field 'chainstay' is 'wine-list', must be 'menu'",
         ),
+        (
+            '{"chainstay": "' + "m" * 9999 + '", "version": 3}',
+            f"menu document: field 'chainstay' is '{'m' * 36}..., must be 'menu'",
+        ),
         ('{"chainstay": "menu"}', "menu: field 'version' is missing"),
         (
             '{"chainstay": "menu", "version": "3"}',

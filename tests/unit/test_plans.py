@@ -122,6 +122,11 @@ def test_what_is_written_is_read(kind: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_a_plan_for_any_budget_is_read() -> None:
+    plan = Plan(solution=solve_chain(CHAIN, 2**63 - 1), profile=CHAIN)
+    assert parse_plan(plan.to_json()) == plan
+
+
 def test_plain_training_is_written_where_it_was_measured(tmp_path: Path) -> None:
     plan = replace(PLANS["chain"], plain_time=7, plain_peak=9)
     plan.save(tmp_path / "plan.json")
