@@ -30,10 +30,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, Self, overload
+from typing import Final, NamedTuple, NoReturn, Self, overload
 
 from chainstay import documents
-from chainstay.errors import InvalidScheduleError
+from chainstay.errors import InvalidScheduleError, UnknownMethodError
 
 _KIND: Final = "schedule"
 _VERSION: Final = 1
@@ -105,11 +105,19 @@ class Discards(StrEnum):
             what autograd's own tape would hold.
         FREE: Any stage's input but ``a^0``, and any saved data, at any time; saved data
             may outlive its input, which is recomputed later.
+
+    Raises:
+        UnknownMethodError: When called with something else: there are no such rules.
     """
 
     TABLE1 = "table1"
     TAPE = "tape"
     FREE = "free"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        known = ", ".join(repr(str(rules)) for rules in cls)
+        raise UnknownMethodError(f"discards is {value!r}, must be one of {known}")
 
 
 class Item(NamedTuple):

@@ -70,9 +70,7 @@ class DP:
     slots: int | None = None
 
     def __post_init__(self) -> None:
-        if self.discards not in tuple(Discards):
-            known = ", ".join(repr(str(rules)) for rules in Discards)
-            raise UnknownMethodError(f"discards is {self.discards!r}, must be one of {known}")
+        Discards(self.discards)  # refuses rules that there are not
         if self.persistence not in _PERSISTENCES:
             raise UnknownMethodError(
                 f"persistence is {self.persistence!r}, must be 'strong' or 'weak'"

@@ -65,10 +65,7 @@ class SolverSettings(ABC):
     threads_setting: ClassVar[str] = "threads"
 
     def __post_init__(self) -> None:
-        if self.discards not in set(Discards):
-            raise UnknownMethodError(
-                f"discards is {self.discards!r}, must be one of: {', '.join(Discards)}"
-            )
+        object.__setattr__(self, "discards", Discards(self.discards))
         if not _is_real(self.time_limit_s) or not 0 < self.time_limit_s < math.inf:
             raise UnknownMethodError(
                 f"time_limit_s is {self.time_limit_s!r}, must be a positive number of seconds"
@@ -82,7 +79,6 @@ class SolverSettings(ABC):
             raise UnknownMethodError(
                 f"seed is {self.seed!r}, must be an integer from 0 to {_LARGEST_SEED}"
             )
-        object.__setattr__(self, "discards", Discards(self.discards))
 
     @property
     def limits(self) -> Limits:

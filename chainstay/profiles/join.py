@@ -61,6 +61,10 @@ class SharedGradient:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bytes", whole(self.bytes, "bytes of a shared gradient"))
+        if not isinstance(self.users, Iterable):
+            raise InvalidProfileError(
+                f"users of a shared gradient are {self.users!r}, must be a tuple of stages"
+            )
         users = tuple(whole(user, "a user of a shared gradient") for user in self.users)
         object.__setattr__(self, "users", users)
         if len(users) < 2 or users != tuple(sorted(set(users))):
@@ -379,7 +383,7 @@ def kept_gradients(profile: Join, keep: Sequence[bool] | None) -> tuple[bool, ..
     if keep is None:
         return (False,) * branches
     flags: tuple[object, ...] = tuple(keep) if isinstance(keep, tuple | list) else ()
-    if len(flags) != branches or any(flag not in {0, 1} for flag in flags):
+    if len(flags) != branches or any(flag not in (0, 1) for flag in flags):
         raise InvalidProfileError(
             f"keep is {keep!r}, must be {branches} of True or False, one for each branch"
         )

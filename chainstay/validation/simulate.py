@@ -120,7 +120,8 @@ def simulate(
     Raises:
         InvalidScheduleError: An operation lacks what it needs (``error.index`` says which),
             or the schedule ends before the gradient of the input is there.
-        ValueError: Unknown `discards`, or not one of `overheads` per operation.
+        UnknownMethodError: Unknown `discards`.
+        ValueError: Not one of `overheads` per operation.
 
     Example:
         >>> from chainstay.profiles import Stage

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.parametrize("formulation", [MIP, CPSAT])
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"discards": "none"}, "discards is 'none', must be one of: table1, tape, free"),
+        ({"discards": "none"}, "discards is 'none', must be one of 'table1', 'tape', 'free'"),
         ({"time_limit_s": 0}, "time_limit_s is 0, must be a positive number"),
         ({"time_limit_s": float("nan")}, "time_limit_s is nan"),
         ({"time_limit_s": float("inf")}, "time_limit_s is inf"),

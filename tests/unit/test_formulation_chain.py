@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chainstay.errors import UnknownMethodError
 from chainstay.formulations import program_by_highs
 from chainstay.formulations.chain.constraints import CONSTRAINTS
 from chainstay.formulations.chain.cuts import CUTS, exact_cuts
@@ -303,7 +304,7 @@ def test_cuts_are_added_where_they_are_exact() -> None:
 
 
 def test_unknown_discards_are_refused() -> None:
-    with pytest.raises(ValueError, match="'paper' is not a valid Discards"):
+    with pytest.raises(UnknownMethodError, match="discards is 'paper', must be one of 'table1'"):
         build(UNIT, 9, discards="paper")
 
 

@@ -247,7 +247,7 @@ def test_bad_profiles() -> None:
         JoinProfile(branches=(skipping,))
 
 
-@pytest.mark.parametrize("keep", [(True,), (True, 2), "ab", 1])
+@pytest.mark.parametrize("keep", [(True,), (True, 2), "ab", 1, ([], [])])
 def test_bad_keep(keep: object) -> None:
     with pytest.raises(InvalidProfileError, match="must be 2 of True or False"):
         solve_join(PAIR, 10**8, keep=keep)  # type: ignore[arg-type]
@@ -418,6 +418,8 @@ def test_shared_gradients_are_in_documents_and_wrong_ones_are_refused() -> None:
     for users in ((0,), (1, 0), (0, 0)):
         with pytest.raises(InvalidProfileError, match="must be two or more stages, ascending"):
             SharedGradient(bytes=8, users=users)
+    with pytest.raises(InvalidProfileError, match="gradient are 3, must be a tuple of stages"):
+        SharedGradient(bytes=8, users=3)  # type: ignore[arg-type]
     with pytest.raises(
         InvalidProfileError, match=r"shared\[0\] has user 9, and there are 3 stages"
     ):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, UnknownMethodError
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Family
@@ -191,9 +191,9 @@ def test_longest_chain_is_accepted() -> None:
 
 
 def test_unknown_rules_are_refused() -> None:
-    with pytest.raises(ValueError, match="'apples' is not a valid Discards"):
+    with pytest.raises(UnknownMethodError, match="discards is 'apples', must be one of 'table1'"):
         optimum(TWO, 200, discards="apples")
-    with pytest.raises(ValueError, match="'apples' is not a valid Discards"):
+    with pytest.raises(UnknownMethodError, match="discards is 'apples', must be one of 'table1'"):
         least_budget(TWO, discards="apples")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chainstay.errors import InvalidScheduleError
+from chainstay.errors import InvalidScheduleError, UnknownMethodError
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.validation.simulate import simulate
@@ -725,7 +725,7 @@ def test_one_overhead_is_needed_for_each_operation(overheads: tuple[int, ...]) -
 
 
 def test_unknown_rules_are_refused() -> None:
-    with pytest.raises(ValueError, match="'apples' is not a valid Discards"):
+    with pytest.raises(UnknownMethodError, match="discards is 'apples', must be one of 'table1'"):
         simulate(TWO, Schedule.parse("Fa0 Fa1 B1 B0"), discards="apples")
 
 
