@@ -3,8 +3,9 @@
 Read `problem`: what all kinds have in common. `chain`, `join`, `offload` and `hybrid` are the four
 kinds, the last two with the claims and solutions of schedules that move data; `consistency`
 compares what several methods say, `simpler` makes a problem smaller, `exactness` says for which
-chains narrow families of schedules contain an optimum, `schedule_time` adds up times, and
-`arguments` refuses what is no budget or profile.
+chains narrow families of schedules contain an optimum, `schedule_time` adds up times,
+`ordered_no_wait` gives offloading its times where it is known what moves, and `arguments` refuses
+what is no budget or profile.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainstay.dp.offload.fluid import FluidPlan, fluid_plan
+from chainstay.dp.offload.fluid import fluid_plan
 from chainstay.errors import InvalidScheduleError
 from chainstay.problems.offload import OffloadProblem
+from chainstay.problems.ordered_no_wait import OrderedPlan
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import OpKind
 from chainstay.timetable import Timetable, Transfers
@@ -48,7 +49,7 @@ def problems(draw: st.DrawFn) -> OffloadProblem:
     return OffloadProblem(profile, max(1, budget), link, Transfers.FRACTIONAL)
 
 
-def shortened(plan: FluidPlan, stages: int, time: Fraction) -> Timetable:
+def shortened(plan: OrderedPlan, stages: int, time: Fraction) -> Timetable:
     """All of the way back that much earlier."""
     starts, moves = plan.timetable.starts, plan.timetable.moves
     return Timetable(

@@ -2,8 +2,8 @@
 
 `OFFLOAD_BASELINES` maps a name to a function from a problem to the best plan that a user of
 that tool would find by trying all its settings, or ``None`` where all run out of memory.
-Read `ordered_no_wait` (a set of activations becomes a schedule) and `activation_sets` (which
-sets the tools choose); `tflms` is a rule of its own.
+Read `activation_sets`, which sets the tools choose; `chainstay.problems.ordered_no_wait` makes
+schedules of them. `tflms` is a rule of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from chainstay.baselines.offload.activation_sets import (
     host_fitting_sets,
     vdnn_sets,
 )
-from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
 from chainstay.baselines.offload.tflms import tflms, tflms_plan
 from chainstay.problems.offload import OffloadProblem
+from chainstay.problems.ordered_no_wait import OrderedNoWait
 from chainstay.schedule import Schedule
 
 __all__ = [

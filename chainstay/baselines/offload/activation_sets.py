@@ -16,7 +16,7 @@ from fractions import Fraction
 from itertools import accumulate, product
 from typing import Final
 
-from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
+from chainstay.problems.ordered_no_wait import OrderedNoWait
 
 _GRID: Final = 4
 """Weights are multiples of a quarter: 35 mixtures of four scores."""

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
+from chainstay.problems.ordered_no_wait import OrderedNoWait
 from chainstay.schedule import Item
 from chainstay.timetable import TimedSchedule, exact, sorted_by_start
 

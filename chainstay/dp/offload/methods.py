@@ -8,11 +8,12 @@ from fractions import Fraction
 from typing import Final
 
 from chainstay.dp.method import DP
-from chainstay.dp.offload.fluid import FluidPlan, fluid_plan, greedy_amounts
+from chainstay.dp.offload.fluid import fluid_plan, greedy_amounts
 from chainstay.dp.offload.slots import subsets_on_slots
 from chainstay.dp.offload.subsets import best_subset
 from chainstay.errors import InvalidProfileError
 from chainstay.problems.offload import OffloadClaim, OffloadProblem
+from chainstay.problems.ordered_no_wait import OrderedPlan
 from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers, exact
 
@@ -126,7 +127,7 @@ def fractional_optimum(problem: OffloadProblem) -> Time:
     return _greedy_plan(replace(problem, link=problem.link.relaxed)).makespan
 
 
-def _greedy_plan(problem: OffloadProblem) -> FluidPlan:
+def _greedy_plan(problem: OffloadProblem) -> OrderedPlan:
     problem.require_feasible()
     plan = fluid_plan(problem, greedy_amounts(problem))
     assert plan is not None, "what is feasible is feasible with the oldest activations away"
@@ -142,7 +143,7 @@ def promising_sets(problem: OffloadProblem, slots: int = 500) -> list[frozenset[
     return [greedy, *found]
 
 
-def _plan(problem: OffloadProblem, chosen: Collection[int]) -> FluidPlan:
+def _plan(problem: OffloadProblem, chosen: Collection[int]) -> OrderedPlan:
     """Return the plan that moves the `chosen` activations whole."""
     sizes = problem.profile.activations[:-1]
     plan = fluid_plan(problem, [size * (j in chosen) for j, size in enumerate(sizes)])
@@ -155,10 +156,10 @@ def _idle_ticks(problem: OffloadProblem, makespan: Time) -> int:
     return int((makespan - problem.profile.least_time) * problem.link.ticks)
 
 
-def _claim(plan: FluidPlan, lower_bound: Time, family: Family) -> OffloadClaim:
+def _claim(plan: OrderedPlan, lower_bound: Time, family: Family) -> OffloadClaim:
     """Return a plan as a claim."""
     return OffloadClaim(
-        schedule=plan.timetable.program(),
+        schedule=plan.schedule,
         makespan=plan.makespan,
         lower_bound=lower_bound,
         family=family,
