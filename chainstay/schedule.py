@@ -247,6 +247,13 @@ class Op:
         return (source, Item("b", self.stage)) if self.kind is OpKind.BACKWARD else (source,)
 
 
+def forwards_dropping_inputs(first: int, last: int, branch: int | None = None) -> Iterator[Op]:
+    """Yield the forwards of stages `first` to `last`, of which only the input of `first` stays."""
+    for stage in range(first, last + 1):
+        kind = OpKind.FORWARD_KEEP_INPUT if stage == first else OpKind.FORWARD_DROP
+        yield Op(kind, stage, branch)
+
+
 def update_stored(stored: set[Item], op: Op) -> None:
     """Add to `stored` what `op` makes, and remove what it frees, whether or not it may run.
 

@@ -7,17 +7,11 @@ Joins have a `tail` or end with a turn; every schedule here can be replayed by
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
-from math import comb
-from typing import Final
 
-from chainstay.baselines.schedule_pieces import advance
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.problems.binomial import IMPOSSIBLE, least_reversal_forwards, reversal
 from chainstay.profiles import HomogeneousJoin, JoinProfile
-from chainstay.schedule import Op, OpKind, Schedule
-
-_NEVER: Final = 2**60
-"""A number of forwards that stands for "impossible"."""
+from chainstay.schedule import Op, OpKind, Schedule, forwards_dropping_inputs
 
 
 def keep_all_join(profile: JoinProfile) -> Schedule:
@@ -80,57 +74,32 @@ def _rev(steps: int, slots: int) -> Iterator[Op]:
     start = 0
     cuts: list[tuple[int, int, int]] = []
     for stride in _strides(steps, slots):
-        yield from advance(start, start + stride)
+        yield from forwards_dropping_inputs(start, start + stride - 1)
         cuts.append((start, stride, slots - len(cuts)))
         start += stride
     yield Op(OpKind.TURN)
     for first, stride, free in reversed(cuts):
-        yield from _reversed(first, stride, free)
+        yield from reversal(None, first, stride, free)
 
 
 def _strides(steps: int, slots: int) -> Iterator[int]:
     """Yield how far to run from each checkpoint to the next, the last one being the turn."""
     enough = min(slots, steps + 1)
-    least = [[0] + [_NEVER] * steps]  # [c - 1][n]: forwards to turn n steps with c slots
+    least = [[0] + [IMPOSSIBLE] * steps]  # [c - 1][n]: forwards to turn n steps with c slots
     for c in range(2, enough + 1):
         row = [0]
         for n in range(1, steps + 1):
-            cuts = (i + least[-1][n - i] + _forwards(i, c) for i in range(1, n + 1))
-            row.append(min(*cuts, _NEVER))
+            cuts = (i + least[-1][n - i] + least_reversal_forwards(i, c) for i in range(1, n + 1))
+            row.append(min(*cuts, IMPOSSIBLE))
         least.append(row)
     c, left = enough, steps
     while left:
-        stride = min(range(1, left + 1), key=lambda i: i + least[c - 2][left - i] + _forwards(i, c))
+        stride = min(
+            range(1, left + 1),
+            key=lambda i: i + least[c - 2][left - i] + least_reversal_forwards(i, c),
+        )
         yield stride
         c, left = c - 1, left - stride
-
-
-def _forwards(steps: int, slots: int) -> int:
-    """Return the forwards to run `steps` steps backward, the last gradient in one of the slots."""
-    checkpoints = slots - 2
-    if checkpoints < 0 or (checkpoints == 0 and steps > 1):
-        return _NEVER
-    if steps == 1:
-        return 0
-    repeats = _repeats(steps, checkpoints)
-    return repeats * steps - comb(checkpoints + repeats, checkpoints + 1)
-
-
-def _reversed(start: int, steps: int, slots: int) -> Iterator[Op]:
-    """Yield the operations of the schedule whose forwards `_forwards` counts."""
-    if steps == 1:
-        yield Op(OpKind.BACKWARD, start)
-        return
-    stride = min(
-        range(1, steps), key=lambda i: i + _forwards(steps - i, slots - 1) + _forwards(i, slots)
-    )
-    yield from advance(start, start + stride)
-    yield from _reversed(start + stride, steps - stride, slots - 1)
-    yield from _reversed(start, stride, slots)
-
-
-def _repeats(steps: int, checkpoints: int) -> int:
-    return next(r for r in count() if comb(checkpoints + r, checkpoints) >= steps)
 
 
 def _each(profile: HomogeneousJoin, grouped: Op, steps: int) -> Iterator[Op]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Op, OpKind, Schedule, forwards_dropping_inputs
 
 
 class Piece(NamedTuple):
@@ -54,8 +54,7 @@ def nest(pieces: Iterable[Piece]) -> Schedule:
 
 def advance(start: int, stop: int) -> tuple[Op, ...]:
     """Run ``start .. stop-1`` and keep the input of the first only."""
-    drops = (Op(OpKind.FORWARD_DROP, stage) for stage in range(start + 1, stop))
-    return (Op(OpKind.FORWARD_KEEP_INPUT, start), *drops) if start < stop else ()
+    return tuple(forwards_dropping_inputs(start, stop - 1))
 
 
 def turn(stage: int) -> tuple[Op, Op]:

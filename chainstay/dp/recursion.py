@@ -46,7 +46,7 @@ import numpy as np
 from chainstay.dp.forward_costs import Array, ForwardCosts, costs_by_kind, environments_before
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Op, OpKind, Schedule, forwards_dropping_inputs
 
 _Part = TypeVar("_Part")
 
@@ -260,10 +260,3 @@ def unfold(root: _Part, decided: Callable[[_Part], Iterable[Op | _Part]]) -> Sch
         else:
             pending.extend(reversed(list(decided(item))))
     return Schedule(tuple(ops))
-
-
-def forwards_dropping_inputs(first: int, last: int, branch: int | None = None) -> Iterator[Op]:
-    """Yield the forwards of stages `first` to `last`, of which only the input of `first` stays."""
-    for stage in range(first, last + 1):
-        kind = OpKind.FORWARD_KEEP_INPUT if stage == first else OpKind.FORWARD_DROP
-        yield Op(kind, stage, branch)

@@ -1,20 +1,4 @@
-r"""Homogeneous chains: the binomial closed form of Griewank and Walther, and its schedule.
-
-With ``c`` checkpoints at once (the network's input among them) and no forward repeated more
-than ``r`` times before the one that saves, up to ``β(c, r) = binom(c + r, c)`` stages can be
-reversed. For n stages, r the least such number, the least number of forwards is
-([GW00], Proposition 1; the n forwards that save are counted here and not there)::
-
-    n + r n - binom(c + r, c + 1)
-
-=============  ==========================================================
-[GW00]         here
-=============  ==========================================================
-``l``          ``stages``
-``c``          ``slots``
-``r``          `_repeats`
-``β(c, r)``    `_reach`
-=============  ==========================================================
+r"""Homogeneous chains: binomial checkpointing (`chainstay.problems.binomial`) as a method.
 
 *Where it is the optimum among persistent schedules* (and equal to `DP`'s): all stages are
 alike in times and sizes, the input is as large as an activation and its gradient as any
@@ -33,56 +17,13 @@ with a lower bound that says so.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import count
-from math import comb
 
-from chainstay.dp.recursion import forwards_dropping_inputs
-from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, UnknownMethodError
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.problems.binomial import binomial_schedule, least_forwards
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.profiles.chain import require_plain
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Schedule
 from chainstay.solution import Claim, Family
-
-
-def least_forwards(stages: int, slots: int) -> int:
-    """Return the least number of forwards, the saving ones included, with `slots` checkpoints.
-
-    Raises:
-        UnknownMethodError: No stage, or several stages and no slot.
-
-    Example:
-        >>> [least_forwards(10, slots) for slots in (1, 2, 3, 9)]
-        [55, 30, 25, 19]
-    """
-    _require_slots(stages, slots)
-    if stages == 1:
-        return 1
-    repeats = _repeats(stages, slots)
-    return stages + repeats * stages - comb(slots + repeats, slots + 1)
-
-
-def binomial_schedule(stages: int, slots: int) -> Schedule:
-    """Return a schedule with `least_forwards` forwards that holds at most `slots` checkpoints.
-
-    Raises:
-        UnknownMethodError: No stage, or several stages and no slot.
-
-    Example:
-        >>> str(binomial_schedule(4, 2))
-        'Fc0 Fc1 Fn2 Fa3 B3 Fc1 Fa2 B2 Fa1 B1 Fa0 B0'
-    """
-    _require_slots(stages, slots)
-    ops: list[Op] = []
-    pending = [(0, stages, slots)]
-    while pending:
-        start, stop, free = pending.pop()
-        if stop - start == 1:
-            ops += [Op(OpKind.FORWARD_KEEP_ALL, start), Op(OpKind.BACKWARD, start)]
-            continue
-        restart = start + _stride(stop - start, free)
-        ops += forwards_dropping_inputs(start, restart - 1)
-        pending += [(start, restart, free), (restart, stop, free - 1)]
-    return Schedule(tuple(ops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,26 +114,3 @@ def _base(stage: Stage) -> int:
     forward = stage.gradient_bytes + stage.forward_overhead_bytes
     backward = 2 * stage.gradient_bytes + stage.backward_overhead_bytes
     return stage.saved_bytes + max(forward, backward)
-
-
-def _reach(slots: int, repeats: int) -> int:
-    """Return how many stages can be reversed with so many slots and repeats."""
-    return comb(slots + repeats, slots) if repeats >= 0 else 0
-
-
-def _repeats(stages: int, slots: int) -> int:
-    """Return the least number of repeats with which `slots` checkpoints reverse `stages`."""
-    return next(repeats for repeats in count() if _reach(slots, repeats) >= stages)
-
-
-def _stride(stages: int, slots: int) -> int:
-    """Return the shortest optimal run before the next checkpoint ([GW00], Proposition 2)."""
-    repeats = _repeats(stages, slots)
-    return max(1, _reach(slots, repeats - 2), stages - _reach(slots - 1, repeats))
-
-
-def _require_slots(stages: int, slots: int) -> None:
-    if stages < 1 or slots < 0 or (slots == 0 and stages > 1):
-        raise UnknownMethodError(
-            f"{stages} stages with {slots} slots cannot be reversed; both must be at least 1"
-        )

@@ -4,8 +4,8 @@ Read `problem`: what all kinds have in common. `chain`, `join`, `offload` and `h
 kinds, the last two with the claims and solutions of schedules that move data; `consistency`
 compares what several methods say, `simpler` makes a problem smaller, `exactness` says for which
 chains narrow families of schedules contain an optimum, `schedule_time` adds up times,
-`ordered_no_wait` gives offloading its times where it is known what moves, and `arguments` refuses
-what is no budget or profile.
+`binomial` and `ordered_no_wait` have the plans of equal steps and of offloading that several
+packages use, and `arguments` refuses what is no budget or profile.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import pytest
 from chainstay import DP, ChainProfile, Stage, simulate
 from chainstay.baselines import revolve
 from chainstay.baselines.revolve import equal_slots
-from chainstay.dp.revolve import Revolve, binomial_schedule, least_forwards
+from chainstay.dp.revolve import Revolve
+from chainstay.problems.binomial import binomial_schedule, least_forwards
 from chainstay.validation import search
 
 OUTPUT, GRADIENT = 10, 8

@@ -64,7 +64,7 @@ MUTANTS: Final = (
         "unit/test_bucketed_envelope.py::test_envelope_equals_sums_merged_one_after_another[1]",
     ),
     Mutant(
-        "dp/revolve.py",
+        "problems/binomial.py",
         "_reach(slots, repeats - 2), stages",
         "_reach(slots, repeats - 1), stages",
         "agreement/test_revolve.py::test_equal_to_the_dynamic_program_with_all_slot_counts[4]",

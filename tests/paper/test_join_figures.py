@@ -19,7 +19,7 @@ from chainstay import (
     waterfilling_bound,
 )
 from chainstay.baselines.join import equivalent_chain
-from chainstay.dp.join.reversal import IMPOSSIBLE, least_reversal_forwards
+from chainstay.problems.binomial import IMPOSSIBLE, least_reversal_forwards
 
 CROSS_MODAL = {
     5: (132, 106, 99, 91, 84, 83),

@@ -14,8 +14,9 @@ from chainstay import (
     Stage,
     simulate,
 )
-from chainstay.dp.revolve import Revolve, binomial_schedule, least_forwards
+from chainstay.dp.revolve import Revolve
 from chainstay.errors import UnknownMethodError
+from chainstay.problems.binomial import binomial_schedule, least_forwards
 
 STAGE = Stage(forward_time=3, backward_time=5, output_bytes=10, saved_bytes=35, gradient_bytes=7)
 CHAIN = ChainProfile(input_bytes=10, input_gradient_bytes=7, stages=(STAGE,) * 6)

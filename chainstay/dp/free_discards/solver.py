@@ -52,10 +52,10 @@ from chainstay.dp.free_discards.kernels import (
 )
 from chainstay.dp.free_discards.lagrangian_bound import FreeDiscardsBound
 from chainstay.dp.free_discards.sizes import HELD, Sizes, sizes_of
-from chainstay.dp.recursion import Recursion, forwards_dropping_inputs, unfold
+from chainstay.dp.recursion import Recursion, unfold
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import ChainProfile, require_no_environments
-from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.schedule import Discards, Op, OpKind, Schedule, forwards_dropping_inputs
 from chainstay.solution import Claim, Family
 
 _Part: TypeAlias = tuple[FreeDiscardsState, int]

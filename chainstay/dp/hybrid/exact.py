@@ -24,10 +24,9 @@ from fractions import Fraction
 from typing import NamedTuple, Self, TypeAlias
 
 from chainstay.dp.hybrid.slot_chain import PLAIN, InputForm
-from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.profiles import ChainProfile, Link, Stage
 from chainstay.profiles.stage import undominated
-from chainstay.schedule import Item, Op, OpKind
+from chainstay.schedule import Item, Op, OpKind, forwards_dropping_inputs
 
 __all__ = ["Amounts", "ExactHybrid", "ExactPlan", "OptionAmounts"]
 

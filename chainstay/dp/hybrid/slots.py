@@ -33,11 +33,10 @@ from chainstay.dp.hybrid.slot_chain import (
     row_of,
 )
 from chainstay.dp.jit import is_available
-from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.dp.table import require_table
 from chainstay.profiles import ChainProfile, Link
 from chainstay.profiles.stage import StageOption, undominated
-from chainstay.schedule import Item, Op, OpKind
+from chainstay.schedule import Item, Op, OpKind, forwards_dropping_inputs
 
 _Floats: TypeAlias = NDArray[np.float64]
 

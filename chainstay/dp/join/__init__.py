@@ -1,8 +1,8 @@
 """Dynamic programs for joins: several chains whose outputs meet.
 
 `method` chooses between `slots`, the exact program of [BHPS20] for joins of equal steps, and
-`canonical` (its loops in `kernels`, its arrays in `sizes`) for all others. `reversal` is the closed
-form of one branch, and `lower_bound` a bound for joins of any size.
+`canonical` (its loops in `kernels`, its arrays in `sizes`) for all others. `lower_bound` is a bound
+for joins of any size.
 """
 
 from chainstay.dp.join.lower_bound import waterfilling_bound

@@ -64,10 +64,10 @@ from chainstay.dp.join.sizes import (
     recursions_by_case,
     states_of,
 )
-from chainstay.dp.recursion import Decide, Recursion, assemble, forwards_dropping_inputs, unfold
+from chainstay.dp.recursion import Decide, Recursion, assemble, unfold
 from chainstay.dp.table import Table
 from chainstay.profiles import JoinProfile
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Op, OpKind, Schedule, forwards_dropping_inputs
 
 _NARROW: Final = 2**29
 """The overhead that stands for infeasible in 32 bits: three of it still fit."""

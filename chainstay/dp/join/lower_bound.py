@@ -3,9 +3,9 @@
 Every schedule of the recurrence in `slots` is a sequence of T cuts and the turn. The t-th cut has
 ``c - t + 2 - P_t`` slots for its steps to run backward, where ``P_t`` branches hold a
 gradient by then, its own included; and i steps cost ``i + Opt_0(i - 1, ·)`` forwards, whose
-increments do not fall (`reversal`). Letting the cuts share all ``Σ ℓ`` steps as they like,
-whatever branch they belong to, and new branches begin as late as they can, the cheapest
-increments are filled up first. The least of that over T is a bound.
+increments do not fall (`chainstay.problems.binomial`). Letting the cuts share all ``Σ ℓ`` steps
+as they like, whatever branch they belong to, and new branches begin as late as they can, the
+cheapest increments are filled up first. The least of that over T is a bound.
 """
 
 from __future__ import annotations

@@ -42,18 +42,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import comb
 from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from chainstay.dp.join.reversal import IMPOSSIBLE, Counts, forwards_table, reversal
-from chainstay.dp.recursion import forwards_dropping_inputs, unfold
+from chainstay.dp.recursion import unfold
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.problems.arguments import require_kind, require_whole
+from chainstay.problems.binomial import IMPOSSIBLE, reversal
 from chainstay.profiles import HomogeneousJoin, kept_gradients
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Op, OpKind, Schedule, forwards_dropping_inputs
 from chainstay.solution import Family
 
+Counts: TypeAlias = NDArray[np.int64]
 _Key: TypeAlias = tuple[int, int]
 """Tail steps that remain, and whether their last gradient is held (1) or not (0)."""
 _Entry: TypeAlias = tuple[tuple[int, ...], int, int, int]
@@ -334,3 +337,22 @@ class SlotProgram:
         assert self._alone is not None, "only tails end with a chain"
         for op in self._alone.solved((steps,), 0, 0, slots):
             yield op if op.kind is OpKind.TURN else Op(op.kind, op.stage)
+
+
+def forwards_table(steps: int, slots: int) -> Counts:
+    """Return `least_reversal_forwards` for all arguments up to these.
+
+    With c > 2 slots, the r-th repeat is needed ``binom(c - 3 + r, r)`` times.
+
+    Returns:
+        Shape (slots + 1, steps + 1), at [c, n]: for n steps and c slots, 0 for no step.
+    """
+    table = np.full((slots + 1, steps + 1), IMPOSSIBLE, dtype=np.int64)
+    table[:, 0], table[2:, 1] = 0, 0
+    for c in range(3, slots + 1):
+        repeats, r = list[int](), 0
+        while len(repeats) < steps:
+            repeats += [r] * min(comb(c - 3 + r, r), steps - len(repeats))
+            r += 1
+        table[c, 1:] = np.cumsum(repeats)
+    return table

@@ -35,7 +35,6 @@ from chainstay.dp.recursion import (
     KEEP,
     NO_DECISION,
     Recursion,
-    forwards_dropping_inputs,
     require_no_skips,
     unfold,
 )
@@ -45,7 +44,7 @@ from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.problems.exactness import is_complete, never_needs_a_rerun
 from chainstay.profiles import ChainProfile, require_no_environments
-from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.schedule import Discards, Op, OpKind, Schedule, forwards_dropping_inputs
 from chainstay.solution import Claim, Family
 
 _Part: TypeAlias = tuple[WeakState, int]

@@ -18,13 +18,12 @@ touched[t, m]        branch m is cut by then, or its input's gradient is kept
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
-from math import comb
 
 from chainstay.errors import InvalidProfileError
 from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
+from chainstay.problems.binomial import IMPOSSIBLE, least_reversal_forwards, reversal
 from chainstay.profiles import HomogeneousJoin
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Op, OpKind, Schedule, forwards_dropping_inputs
 
 
 class CutAssignment:
@@ -75,8 +74,8 @@ class CutAssignment:
             assert isinstance(t, int), "cuts are numbered"
             assert isinstance(m, int), "branches are numbered"
             steps, gradients = map(int, rest)
-            forwards += _advance(m, at[m], steps)
-            backwards.append([*_reversed(m, at[m], steps, self._free(t, gradients))])
+            forwards += forwards_dropping_inputs(at[m], at[m] + steps - 1, m)
+            backwards.append([*reversal(m, at[m], steps, self._free(t, gradients))])
             at[m] += steps
         undone = [op for ops in reversed(backwards) for op in ops]
         return Schedule((*forwards, Op(OpKind.TURN), *undone))
@@ -90,8 +89,8 @@ class CutAssignment:
             for m, length in enumerate(self.profile.lengths):
                 for steps in range(1, length + 1):
                     for gradients in range(1, self.k + 1):
-                        forwards = _forwards(steps, self._free(t, gradients))
-                        if forwards is not None:
+                        forwards = least_reversal_forwards(steps, self._free(t, gradients))
+                        if forwards < IMPOSSIBLE:
                             cut = self.program.binary("cut", t, m, steps, gradients)
                             self.program.objective += (steps + forwards) * cut
                 self.program.binary("touched", t, m)
@@ -125,36 +124,3 @@ class CutAssignment:
 
     def _cut_keys(self) -> Iterator[Key]:
         return (key for key in self.program.variables if key[0] == "cut")
-
-
-def _forwards(steps: int, slots: int) -> int | None:
-    """Return the forwards of ``Opt_0(steps - 1, slots)`` ([GW00], Proposition 1), if possible."""
-    checkpoints = slots - 2
-    if checkpoints < 0 or (checkpoints == 0 and steps > 1):
-        return None
-    if steps == 1:
-        return 0
-    repeats = next(r for r in count() if comb(checkpoints + r, r) >= steps)
-    return repeats * steps - comb(checkpoints + repeats, checkpoints + 1)
-
-
-def _advance(branch: int, start: int, steps: int) -> Iterator[Op]:
-    yield Op(OpKind.FORWARD_KEEP_INPUT, start, branch)
-    for step in range(start + 1, start + steps):
-        yield Op(OpKind.FORWARD_DROP, step, branch)
-
-
-def _reversed(branch: int, start: int, steps: int, slots: int) -> Iterator[Op]:
-    """Yield the schedule that `_forwards` counts."""
-    if steps == 1:
-        yield Op(OpKind.BACKWARD, start, branch)
-        return
-    strides = {}
-    for i in range(1, steps):
-        later, earlier = _forwards(steps - i, slots - 1), _forwards(i, slots)
-        if later is not None and earlier is not None:
-            strides[i] = i + later + earlier
-    stride = min(strides, key=strides.__getitem__)
-    yield from _advance(branch, start, stride)
-    yield from _reversed(branch, start + stride, steps - stride, slots - 1)
-    yield from _reversed(branch, start, stride, slots)
