@@ -14,8 +14,8 @@ from chainstay.formulations.chain.exactness_conditions import (
     may_record_and_rerun,
 )
 from chainstay.formulations.chain.formulation import build
-from chainstay.formulations.chain.records import Records
 from chainstay.formulations.memory_units import enough_bytes, most_bytes, size_divisor
+from chainstay.formulations.records import Records
 from chainstay.problems.exactness import is_complete
 from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
 from chainstay.formulations.chain.phases import Phases
-from chainstay.formulations.chain.records import Record
 from chainstay.formulations.integer_program import LinearExpression, Relation
+from chainstay.formulations.records import Record
 from chainstay.schedule import Discards
 
 __all__ = ["CONSTRAINTS", "Group"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chainstay.formulations.chain.phases import Phases
-from chainstay.formulations.chain.records import Record
 from chainstay.formulations.integer_program import Key
+from chainstay.formulations.records import Record
 from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
 FORMS: Final = {

@@ -22,11 +22,11 @@ from chainstay.formulations.chain.exactness_conditions import (
     may_record_and_rerun,
 )
 from chainstay.formulations.chain.phases import Phases
-from chainstay.formulations.chain.records import Record, Records
 from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
 from chainstay.formulations.memory_units import enough_bytes, most_bytes, size_divisor
 from chainstay.formulations.program_by_highs import pyomo_model
 from chainstay.formulations.pyomo_types import Model
+from chainstay.formulations.records import Record, Records
 from chainstay.profiles import ChainProfile, RunCost, require_no_environments
 from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 

@@ -37,8 +37,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from chainstay.formulations.chain.records import Record, Records
 from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
+from chainstay.formulations.records import Record, Records
 from chainstay.profiles import ChainProfile, RunCost, Skip
 from chainstay.schedule import Discards
 

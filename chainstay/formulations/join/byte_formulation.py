@@ -33,8 +33,8 @@ from math import gcd
 from typing import TypeAlias
 
 from chainstay.formulations.integer_program import IntegerProgram, Key, LinearExpression, sum_of
-from chainstay.formulations.join.records import records
 from chainstay.formulations.memory_units import sizes
+from chainstay.formulations.records import Records
 from chainstay.profiles import JoinProfile, Stage
 from chainstay.schedule import Op, OpKind, Schedule
 
@@ -68,7 +68,8 @@ class ByteFormulation:
         all_sizes += [gradient.bytes for gradient in profile.shared]
         self.size_unit = gcd(*all_sizes) or 1
         self.program = IntegerProgram(None if budget is None else budget // self.size_unit)
-        self.records = {u: records(self._stage(u), len(self.stages)) for u in self.stages}
+        records = [Records(chain, is_whole=False) for chain in self.chains]
+        self.records = {(c, i): records[c].starting(i) for c, i in self.stages}
         self.backward_times = {
             u: min(record.backward_time for record in self.records[u]) for u in self.stages
         }
@@ -88,16 +89,15 @@ class ByteFormulation:
             for t in self.phases:
                 self._price(t, u)
 
-    @property
-    def fixed_time(self) -> int:
-        """The time of all that does not depend on the schedule, in ns."""
-        return sum(self.backward_times.values())
+    def makespan(self, objective: int) -> int:
+        """Return the makespan in ns that an objective of the program stands for."""
+        return self.time_unit * objective + sum(self.backward_times.values())
 
     def _times(self) -> Iterator[int]:
         """Yield every time, in ns, that the objective counts."""
         for u in self.stages:
             yield from (run.time for run in self._stage(u).dropped_runs)
-            yield from (run.time for r in self.records[u] for run in r.option.runs)
+            yield from (run.time for r in self.records[u] for run in r.costs.runs)
             yield from (r.backward_time - self.backward_times[u] for r in self.records[u])
 
     def _price(self, t: int, u: _Index) -> None:
@@ -105,7 +105,7 @@ class ByteFormulation:
         dropped = self._stage(u).dropped(first=t == 0).time // self.time_unit
         self.program.objective += dropped * self._is("keeps_input", t, u)
         for r, record in enumerate(self.records[u]):
-            kept = record.option.run(first=t == 0).time // self.time_unit
+            kept = record.costs.run(first=t == 0).time // self.time_unit
             longer = (record.backward_time - self.backward_times[u]) // self.time_unit
             self.program.objective += kept * self._is("keeps_all", t, u, r)
             self.program.objective += longer * self._is("closes", t, u, r)
@@ -145,7 +145,7 @@ class ByteFormulation:
             stored.add((u[0], u[1] + 1))
         for r, record in enumerate(self.records[u]):
             if ("keeps_all", t, *u, r) in on:
-                yield from self._ops(OpKind.FORWARD_KEEP_ALL, u, record.number)
+                yield from self._ops(OpKind.FORWARD_KEEP_ALL, u, record.option)
                 saved.add(u)
         for v in self._read(u):
             if v in stored and ("left", t, *v) not in on:
@@ -164,9 +164,9 @@ class ByteFormulation:
                 for r, record in enumerate(self.records[u]):
                     if t > 0:
                         self.program.binary("saved", t, *u, r)
-                    if t in record.phases:
+                    if record.is_made(first=t == 0):
                         self.program.binary("keeps_all", t, *u, r)
-                    if t >= record.phases.start:
+                    if t > 0 or record.is_made(first=True):
                         self.program.binary("closes", t, *u, r)
 
     def _sweep(self, t: int) -> None:
@@ -248,7 +248,7 @@ class ByteFormulation:
             total = gradients + self._standing("half", t)
             total += self._units(dropped.overhead_bytes) * self._is("keeps_input", t, u)
             for r, record in enumerate(self.records[u]):
-                run = record.option.run(first=t == 0)
+                run = record.costs.run(first=t == 0)
                 total += self._units(run.overhead_bytes) * self._is("keeps_all", t, u, r)
             for v in self.values:
                 total += self._size(v) * self._there(t, v, position)
@@ -256,13 +256,14 @@ class ByteFormulation:
                 for r, record in enumerate(self.records[w]):
                     has_run = place <= position
                     stored = self._recorded_as(t, w, r) if has_run else self._is("saved", t, w, r)
-                    total += self._units(record.option.saved_bytes) * stored
+                    total += self._units(record.costs.saved_bytes) * stored
             self.program.fits("memory_of_forwards", total)
         total = gradients + self._standing("summing", t)
         for v in self.values:
             total += self._size(v) * self._is("left", t, v)
         for u in self.stages:
-            for r, (_, option, _, _) in enumerate(self.records[u]):
+            for r, record in enumerate(self.records[u]):
+                option = record.costs
                 need = option.backward_overhead_bytes + self.chains[u[0]].gradient_bytes(u[1])
                 total += self._units(option.saved_bytes) * self._recorded_as(t, u, r)
                 total += self._units(need) * self._is("closes", t, u, r)
@@ -304,8 +305,8 @@ class ByteFormulation:
         """Return these variables' sum over stage u's records, or those that need their input."""
         return sum_of(
             self._is(name, t, u, r)
-            for r, record in enumerate(self.records.get(u, []))
-            if record.option.needs_input or not needs_input
+            for r, record in enumerate(self.records.get(u, ()))
+            if record.costs.needs_input or not needs_input
             for name in names
         )
 

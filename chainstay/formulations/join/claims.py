@@ -110,15 +110,14 @@ def _claim(
     answer = _solve(formulation.program, solver)
     if answer.status is TerminationStatus.INFEASIBLE:
         raise _nothing_fits(profile, budget, formulation.keep, solver)
-    bound = formulation.time_unit * answer.bound + formulation.fixed_time
-    bound = max(bound, profile.least_time)
+    bound = max(formulation.makespan(answer.bound), profile.least_time)
     if answer.on is None:
         raise SolverLimitError(
             f"{method} found no schedule of this {profile.stages}-stage join in time, nor a proof "
             "that there is none. Raise time_limit_s, or use the dynamic program.",
             best_bound=bound,
         )
-    makespan = formulation.time_unit * answer.objective + formulation.fixed_time
+    makespan = formulation.makespan(answer.objective)
     is_proved = answer.status is TerminationStatus.OPTIMAL
     return Claim(
         schedule=formulation.decode(answer.on),

@@ -70,15 +70,11 @@ class SlotFormulation:
             for v in self.values:
                 self.program.objective += self._is("runs", t, v)
 
-    @property
-    def fixed_time(self) -> int:
-        """The time of all that does not depend on the schedule, in ns."""
-        return len(self.steps) * self.profile.backward_time + self.profile.turn_time
-
-    @property
-    def time_unit(self) -> int:
-        """The ns in a unit of the objective."""
-        return self.profile.forward_time
+    def makespan(self, objective: int) -> int:
+        """Return the makespan in ns that an objective of the program stands for."""
+        profile = self.profile
+        backwards = profile.stages * profile.backward_time
+        return profile.forward_time * objective + backwards + profile.turn_time
 
     def decode(self, on: frozenset[Key]) -> Schedule:
         """Return the schedule in which the variables `on` are 1."""

@@ -5,7 +5,8 @@ reads what the stage before it made, and nothing but ``a^0`` is there at first. 
 run in increasing order, so the first run of a stage is the first of those in the first phase,
 and every run of a later phase is a repetition. What an option's forward costs follows from
 the phase, therefore; where its backward costs other times after a first run, there are two
-records, one that only the first phase makes and one that only later ones make.
+records, one that only the first phase makes and one that only later ones make. The branches and
+the tail of a join are chains with the same records.
 
 Options that never pay are left out (`StageOption.replaces`).
 """
@@ -73,9 +74,11 @@ class Records:
 
     Attributes:
         profile: The chain.
+        is_whole: Whether the chain ends with the loss, which runs in the first phase only.
     """
 
     profile: ChainProfile
+    is_whole: bool = True
 
     @cached_property
     def all(self) -> tuple[Record, ...]:
@@ -165,7 +168,7 @@ class Records:
         for k, option in enumerate(self.profile.stages[i].all_options):
             if self._replacements[i][k] != k:
                 continue
-            is_last = i + option.stages == len(self.profile)  # made in the first phase only
+            is_last = self.is_whole and i + option.stages == len(self.profile)
             first_run, later_run = option.runs
             is_one = is_last or first_run.backward_time == later_run.backward_time
             for first in (None,) if is_one else (True, False):
