@@ -12,8 +12,9 @@ from chainstay.formulations.cpsat.hybrid_variables import (
     HybridProgram,
     ItemTransfers,
     LifetimeInterval,
+    TimeUnits,
 )
-from chainstay.formulations.ortools_backend import CpSatResult
+from chainstay.formulations.ortools_backend import CpSatResult, Literal
 from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time, Timetable
 
@@ -29,28 +30,54 @@ def decode(program: HybridProgram, outcome: CpSatResult) -> Schedule:
         answer.add_computation(position, p)
     for item, transfers in program.transfers.items():
         answer.add_transfers(item, transfers)
-    return answer.builder.schedule()
+    return answer.schedule()
 
 
 @dataclass(slots=True)
-class _ScheduleBuilder:
-    """Operations with their times, and the lifetimes that they make, read or send.
+class _Decoder:
+    """An answer, and its operations so far.
 
     Attributes:
-        items: By number of the lifetime, the item that it is a copy of.
+        program: The program.
+        outcome: The answer.
         timed: Operations with their sort keys.
         uses: By number of the lifetime, the operations that make, read or send it.
     """
 
-    items: dict[int, Item] = field(default_factory=dict)
-    timed: list[tuple[tuple[float, ...], Op]] = field(default_factory=list)
+    program: HybridProgram
+    outcome: CpSatResult
+    timed: list[tuple[tuple[int, int], Op]] = field(default_factory=list)
     uses: dict[int, list[int]] = field(default_factory=dict)
 
-    def add(self, when: tuple[float, ...], op: Op, lifetimes: Iterable[int]) -> None:
-        """Add an operation; operations are sorted by `when`."""
-        for number in lifetimes:
-            self.uses.setdefault(number, []).append(len(self.timed))
-        self.timed.append((when, op))
+    def add_computation(self, position: int, p: ComputationInterval) -> None:
+        """Add a computation, if it runs."""
+        kind = OpKind.BACKWARD if p.is_backward else None
+        if p.plain is not None and self.outcome.is_on(p.plain):
+            kind = OpKind.FORWARD_KEEP_INPUT
+        if p.saves is not None and self.outcome.is_on(p.saves):
+            kind = OpKind.FORWARD_KEEP_ALL
+        if kind is None:
+            return
+        made = [
+            (lifetime, lifetime.exists)
+            for lifetimes in self.program.lifetimes.values()
+            for lifetime in lifetimes
+            if lifetime.maker == position
+        ]
+        read = [(lifetime, reads) for _, lifetime, reads in self.program.reads[position]]
+        self._add(p.start, 1, Op(kind, p.stage), [*made, *read])
+
+    def add_transfers(self, item: Item, transfers: ItemTransfers) -> None:
+        """Add the transfers of an item."""
+        lifetimes, senders = self.program.lifetimes[item], transfers.senders
+        if self.outcome.is_on(transfers.sent):
+            sending = zip(lifetimes, senders, strict=False)
+            self._add(transfers.start, 0, item.offload, sending)
+        for lifetime, (comes, start) in zip(
+            lifetimes[len(senders) :], transfers.prefetches, strict=True
+        ):
+            if self.outcome.is_on(comes):
+                self._add(start, 2, item.prefetch, [(lifetime, comes)])
 
     def schedule(self) -> Schedule:
         """Return the schedule, with discards of what is not read any more.
@@ -60,9 +87,14 @@ class _ScheduleBuilder:
         order = sorted(range(len(self.timed)), key=lambda entry: (self.timed[entry][0], entry))
         ops = {entry: self.timed[entry][1] for entry in order}
         positions = {entry: position for position, entry in enumerate(order)}
+        items = {
+            lifetime.number: item
+            for item, lifetimes in self.program.lifetimes.items()
+            for lifetime in lifetimes
+        }
         dropped: dict[int, list[Op]] = {}
         for number, entries in self.uses.items():
-            item = self.items[number]
+            item = items[number]
             last = max(entries, key=positions.__getitem__)
             op = ops[last]
             if item in op.frees:
@@ -75,71 +107,19 @@ class _ScheduleBuilder:
             tuple(op for entry in order for op in (ops[entry], *dropped.get(entry, ())))
         )
 
-
-@dataclass(slots=True)
-class _Decoder:
-    """An answer, and the operations that make, read or send each lifetime.
-
-    Attributes:
-        program: The program.
-        outcome: The answer.
-        builder: The operations so far.
-        makers: The lifetimes that each computation makes, by its position.
-    """
-
-    program: HybridProgram
-    outcome: CpSatResult
-    builder: _ScheduleBuilder = field(default_factory=_ScheduleBuilder)
-    makers: dict[int, list[LifetimeInterval]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for item, lifetimes in self.program.lifetimes.items():
-            for lifetime in lifetimes:
-                self.builder.items[lifetime.number] = item
-                self.makers.setdefault(lifetime.maker, []).append(lifetime)
-
-    def add_computation(self, position: int, p: ComputationInterval) -> None:
-        """Add a computation, if it runs."""
-        kind = OpKind.BACKWARD if p.is_backward else None
-        if p.plain is not None and self.outcome.is_on(p.plain):
-            kind = OpKind.FORWARD_KEEP_INPUT
-        if p.saves is not None and self.outcome.is_on(p.saves):
-            kind = OpKind.FORWARD_KEEP_ALL
-        if kind is None:
-            return
-        made = [
-            lifetime
-            for lifetime in self.makers.get(position, [])
-            if self.outcome.is_on(lifetime.exists)
-        ]
-        read = [
-            lifetime
-            for _, lifetime, reads in self.program.reads[position]
-            if self.outcome.is_on(reads)
-        ]
-        self.builder.add((self._value(p.start), 1), Op(kind, p.stage), _numbers([*made, *read]))
-
-    def add_transfers(self, item: Item, transfers: ItemTransfers) -> None:
-        """Add the transfers of an item."""
-        lifetimes = self.program.lifetimes[item]
-        if self.outcome.is_on(transfers.sent):
-            sending = zip(lifetimes, transfers.senders, strict=False)
-            sender = [lifetime for lifetime, sends in sending if self.outcome.is_on(sends)]
-            self.builder.add((self._value(transfers.start), 0), item.offload, _numbers(sender))
-        returned = lifetimes[len(transfers.senders) :]
-        for lifetime, (comes, start) in zip(returned, transfers.prefetches, strict=True):
-            if self.outcome.is_on(comes):
-                self.builder.add((self._value(start), 2), item.prefetch, [lifetime.number])
-
-    def _value(self, time: object) -> int:
-        """Return the value of a time in the answer."""
+    def _add(
+        self,
+        start: TimeUnits,
+        rank: int,
+        op: Op,
+        lifetimes: Iterable[tuple[LifetimeInterval, Literal]],
+    ) -> None:
+        """Add an operation, by its start and rank, that uses those lifetimes that are on."""
         assert self.outcome.values is not None, "there is nothing to decode"
-        return self.outcome.values[time.index]  # type: ignore[attr-defined]  # of CP-SAT
-
-
-def _numbers(lifetimes: list[LifetimeInterval]) -> list[int]:
-    """Return the numbers of lifetimes."""
-    return [lifetime.number for lifetime in lifetimes]
+        for lifetime, is_used in lifetimes:
+            if self.outcome.is_on(is_used):
+                self.uses.setdefault(lifetime.number, []).append(len(self.timed))
+        self.timed.append(((self.outcome.values[start.index], rank), op))
 
 
 def start_from(program: HybridProgram, schedule: Schedule, timetable: Timetable) -> None:
