@@ -333,7 +333,12 @@ class HomogeneousJoin:
     @property
     def least_time(self) -> int:
         """Time of every forward, every backward and the turn once, in ns: none is faster."""
-        return self.stages * (self.forward_time + self.backward_time) + self.turn_time
+        return self.makespan(self.stages)
+
+    def makespan(self, forwards: int) -> int:
+        """Return the time of a schedule with so many forwards, in ns: the rest runs once."""
+        once = self.stages * self.backward_time + self.turn_time
+        return forwards * self.forward_time + once
 
     def to_json(self) -> str:
         """Return the join as a JSON document; `from_json` gives an equal one back."""

@@ -53,9 +53,7 @@ def waterfilling_bound(
         for cuts in range(cut_branches, most_cuts + 1)
         if (forwards := _filled(steps, _slots_of(cuts, slots, sum(flags), sum(held)))) is not None
     ]
-    if not found:
-        return None
-    return min(found) * profile.forward_time + steps * profile.backward_time + profile.turn_time
+    return profile.makespan(min(found)) if found else None
 
 
 def _slots_of(cuts: int, slots: int, kept: int, held: int) -> list[int]:

@@ -180,9 +180,7 @@ class SlotProgram:
 
     def makespan(self, slots: int) -> int:
         """Return the least makespan with so many slots, which must be enough, in ns."""
-        profile = self._profile
-        backwards = profile.stages * profile.backward_time
-        return self._forwards(slots) * profile.forward_time + backwards + profile.turn_time
+        return self._profile.makespan(self._forwards(slots))
 
     def is_feasible(self, slots: int) -> bool:
         """Return whether so many slots are enough for any schedule."""
@@ -214,7 +212,7 @@ class SlotProgram:
     def _forwards(self, slots: int) -> int:
         """Return the least number of forwards with so many slots."""
         self.extend(slots)
-        return int(self._levels[slots][self._tail, 0][self._lengths])
+        return self.forwards_of(self._lengths, slots)
 
     def _level(self, c: int) -> dict[_Key, Counts]:
         """Return the tables for c slots, shorter tails first."""
@@ -242,7 +240,7 @@ class SlotProgram:
     def _chain_forwards(self, steps: int, slots: int) -> int:
         """Return the forwards of the last `steps` tail steps, their input in one of the slots."""
         assert self._alone is not None, "only tails end with a chain"
-        return self._alone.forwards_of((steps,), 0, 0, slots)
+        return self._alone.forwards_of((steps,), slots)
 
     def _tail_cuts(self, p: int, d: int, c: int) -> Iterator[tuple[int, int]]:
         """Yield where to cut the tail, and the forwards of that besides those of the branches."""
@@ -283,9 +281,9 @@ class SlotProgram:
                 count = np.add.outer(count, (is_held | self._keep[j]).astype(np.int64))
         return count
 
-    def forwards_of(self, q: tuple[int, ...], p: int, d: int, c: int) -> int:
-        """Return the least forwards of ``R(q, p, c, d)``; the tables of c slots must be filled."""
-        return int(self._levels[c][p, d][q])
+    def forwards_of(self, q: tuple[int, ...], c: int) -> int:
+        """Return the least forwards of ``T_c(q)``; the tables of c slots must be filled."""
+        return int(self._levels[c][self._tail, 0][q])
 
     def solved(self, q: tuple[int, ...], p: int, d: int, c: int) -> Schedule:
         """Return the schedule of an entry, found again by its value."""

@@ -56,9 +56,7 @@ class CutAssignment:
 
     def makespan(self, objective: int) -> int:
         """Return the makespan in ns that an objective of the program stands for."""
-        profile = self.profile
-        backwards = profile.stages * profile.backward_time
-        return profile.forward_time * objective + backwards + profile.turn_time
+        return self.profile.makespan(objective)
 
     def decode(self, on: frozenset[Key]) -> Schedule:
         """Return the schedule in which the variables `on` are 1."""
