@@ -30,9 +30,7 @@ from chainstay.dp.step_functions import (
     RunningMinimum,
     StepFunction,
     StepSum,
-    Window,
     merge_one,
-    merge_shifted,
     merge_sum,
     new_buffer,
     new_pool,
@@ -181,24 +179,12 @@ def _kept(
     options: OptionArrays, fronts: ChainFrontPool, part: SubChain, minimum: RunningMinimum
 ) -> RunningMinimum:
     """Return the minimum of `minimum` and all options of the first stage of a sub-chain."""
-    (s, t, cutoff), (lowest, spare) = part, minimum
-    for o in range(options.start[s], options.start[s + 1]):  # as `merge_one`; calls would cost more
-        end, extra, floor = options.end[o], options.extra[o], options.keep_floor[o, t]
-        if end > t + 1 or fronts.last[end, t] < fronts.first[end, t]:
-            continue
-        after = _front(fronts, end, t, options.saved[o])
-        start = max(floor, after.memory[after.first] + after.shift)
-        least = extra + after.overhead[after.last]
-        if start > cutoff.memory or least >= value_at(lowest, start, cutoff.overhead):
-            continue
-        more = lowest.last + after.last - after.first + 3
-        if more > len(spare[0]):
-            spare = new_buffer(2 * more)
-        window = Window(floor, cutoff.memory, cutoff.overhead)
-        size = merge_shifted(lowest, after, extra, window, spare)
-        merged = StepFunction(spare[0], spare[1], 0, size - 1, 0)
-        lowest, spare = merged, (lowest.memory, lowest.overhead)
-    return RunningMinimum(lowest, spare)
+    s, t, cutoff = part
+    for o in range(options.start[s], options.start[s + 1]):
+        if options.end[o] <= t + 1:
+            after = _front(fronts, options.end[o], t, options.saved[o])
+            minimum = merge_one(minimum, after, options.extra[o], options.keep_floor[o, t], cutoff)
+    return minimum
 
 
 @kernel
