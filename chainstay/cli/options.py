@@ -139,6 +139,24 @@ class PlanOptions:
     solving: SolveOptions = SolveOptions()
 
 
+_NAMES: Final = {
+    "inputs": "--input",
+    "stage_options": "--no-stage-options",
+    "host_budget": "--host-budget",
+    "time_limit": "--time-limit",
+}
+"""Options of the command line that are not called as their fields."""
+
+
+def given_options(group: ModelOptions | SolveOptions) -> list[str]:
+    """Return the options that have another value than by default."""
+    return [
+        _NAMES.get(field.name, f"--{field.name}")
+        for field in fields(group)
+        if field.default not in (MISSING, getattr(group, field.name))
+    ]
+
+
 def flatten_options(
     *, omit: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
 from functools import partial
 from typing import Final
 
 from chainstay.cli.exit_codes import CommandLineError
-from chainstay.cli.options import ModelOptions, PlanOptions
+from chainstay.cli.options import ModelOptions, PlanOptions, given_options
 from chainstay.cli.solver_methods import chain_method, require_link, transfer_method
 from chainstay.cli.strategies import (
     PlanResult,
@@ -29,8 +28,6 @@ from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import solve_offload
 from chainstay.validation.simulate import simulate
 
-_OPTIONS: Final = {"inputs": "--input", "stage_options": "--no-stage-options"}
-"""Options of the command line that are not called as the fields of `ModelOptions`."""
 _MOST_BYTES: Final = 64 * 1024**2
 """Largest profile file, in bytes."""
 
@@ -43,13 +40,11 @@ def plan_profile_file(target: ModelOptions, options: PlanOptions, link: Link | N
         InvalidProfileError: It is malformed.
     """
     path = target.model
-    for field in fields(target):
-        if field.default not in (MISSING, getattr(target, field.name)):
-            option = _OPTIONS.get(field.name, f"--{field.name}")
-            raise CommandLineError(
-                f"{option} is for models, and {path} is a profile file, whose costs are known; "
-                "leave it out"
-            )
+    for option in given_options(target):
+        raise CommandLineError(
+            f"{option} is for models, and {path} is a profile file, whose costs are known; "
+            "leave it out"
+        )
     profile = read_document(
         path,
         lambda text: parse_profile(text, CommandLineError),

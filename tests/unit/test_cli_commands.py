@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -280,6 +281,13 @@ def test_names_from_files_do_not_steer_the_terminal() -> None:
     assert "\x1b" not in result.output
 
 
+def test_a_trace_is_compressed_if_its_name_says_so() -> None:
+    Path("profile.json").write_text(CHAIN.to_json())
+    chainstay("plan", "profile.json", "-b", "60%")
+    assert chainstay("report", "plan.json", "--trace", "t.json.gz").exit_code == 0
+    assert json.loads(gzip.decompress(Path("t.json.gz").read_bytes()))["traceEvents"]
+
+
 @pytest.mark.parametrize(
     ("line", "status", "message"),
     [
@@ -328,11 +336,14 @@ def test_names_from_files_do_not_steer_the_terminal() -> None:
             2,
             "--cache is 'chain.json'",
         ),
+        ("plan models.py:net -b 50% --discards tape", 2, "--discards is for profile files, and m"),
         ("plan chain.json -b 50% --offload", 2, "as in --offload --link 12GB/s"),
         ("plan absent.json -b 50%", 2, "absent.json: No such file"),
         ("plan broken.json -b 50%", 2, "not JSON"),
         ("plan menu.json -b 50%", 2, "the document is a 'menu', must be one of chain-profile"),
         ("run models.py:net -i 8x32", 2, "Give --plan plan.json, or --budget 50%"),
+        ("run models.py:net -p plan.json --offload", 2, "--offload is for making a plan, and plan"),
+        ("run models.py:net -p plan.json --by blocks", 2, "--by is for making a plan"),
         ("run models.py:net -i 8x32 -p chain.json", 2, "is 'chain-profile', must be 'plan'"),
         ("run models.py:net -i 8x32 -b 90% --device A100-80GB", 2, "on which nothing runs"),
         ("bench models.py:net -i 8x32 --budgets 80%,many", 2, "--budget is 'many'"),

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from chainstay.cli.exit_codes import CommandLineError
 from chainstay.cli.options import (
     JsonOutput,
     ModelOptions,
     PlanOptions,
     SolveOptions,
     flatten_options,
+    given_options,
 )
 from chainstay.cli.output_files import output_path, write_output
 from chainstay.cli.terminal import print_document, print_result, print_table, spinner
@@ -82,7 +84,12 @@ def plan(
     file = output_path(output, "plan.json", as_json=as_json, source=target.model)
     options = PlanOptions(budget=budget, solving=solving)
     link = require_valid(options)
-    if Path(target.model).suffix == ".json":
+    is_profile = Path(target.model).suffix == ".json"
+    if not is_profile and "--discards" in given_options(solving):
+        raise CommandLineError(
+            f"--discards is for profile files, and {target.model} is none; leave it out"
+        )
+    if is_profile:
         result = plan_profile_file(target, options, link)
     else:
         result = plan_model(measure_costs(target, budget), target, options, link)

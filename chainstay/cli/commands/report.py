@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections.abc import Callable
@@ -40,7 +41,9 @@ def report(  # noqa: PLR0913  # options of a command, all by name
     ] = None,
     png: Annotated[Path | None, typer.Option(help="PNG image to write.")] = None,
     svg: Annotated[Path | None, typer.Option(help="SVG image to write.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Chrome trace to write; compressed as .json.gz.")
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Title of page and images.")] = None,
 ) -> None:
     """Show a plan: memory over time, schedule, proof and stages.
@@ -109,7 +112,8 @@ def _write_trace(plan: Plan, title: str, file: Path) -> None:  # noqa: ARG001  #
     from chainstay.report import trace
 
     events = trace(plan.solution, plan.profile, **_replay_settings(plan))
-    write_output(file, json.dumps(events))
+    content = json.dumps(events).encode()
+    write_output(file, gzip.compress(content) if file.suffix.lower() == ".gz" else content)
 
 
 def _write_image(plan: Plan, title: str, file: Path) -> None:

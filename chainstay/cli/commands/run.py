@@ -15,6 +15,7 @@ from chainstay.cli.options import (
     PlanOptions,
     SolveOptions,
     flatten_options,
+    given_options,
 )
 from chainstay.cli.terminal import (
     new_table,
@@ -34,6 +35,10 @@ Examples:
   chainstay run torchvision:resnet50 --input 8x3x64x64 --plan plan.json
   chainstay run "hf:gpt2?n_layer=4" --input 1x256 --budget 50% --steps 10
 """
+
+
+_WITH_A_PLAN: Final = ("--input", "--device", "--dtype", "--host-budget")
+"""Options of models and solvers that a run by a plan file takes."""
 
 
 @flatten_options(omit=("time_limit", "discards"))
@@ -69,6 +74,11 @@ def run(  # noqa: PLR0913  # options of a command, all by name
             else "--plan and --budget are both given; the plan has its budget, leave one out"
         )
     options.require_runnable_device()
+    for option in (*given_options(options), *given_options(solving)):
+        if plan is not None and option not in _WITH_A_PLAN:
+            raise CommandLineError(
+                f"{option} is for making a plan, and {plan} is one; leave it out"
+            )
     with spinner("loading PyTorch"):
         # These need torch, which --help must not load.
         from chainstay.cli.model_plans import plan_model
