@@ -37,6 +37,7 @@ from chainstay.dp import DP, unrestricted_bound
 from chainstay.errors import (
     InfeasibleBudgetError,
     InvalidBudgetError,
+    InvalidProfileError,
     SolverLimitError,
     UnknownMethodError,
 )
@@ -101,6 +102,7 @@ def solve_measured(
         were left out, or what runs again save (random states, buffers) does not fit.
 
     Raises:
+        InvalidProfileError: `measured` is no measured chain.
         InvalidBudgetError: `budget` is not a positive number of bytes.
         UnknownMethodError: There is no such method, or none of its schedules can be run.
         InfeasibleBudgetError: Nothing was found that fits; with ``error.required``, the least
@@ -120,6 +122,11 @@ def solve_measured(
         'Fa0 Fa1 Fa2 Fa3 B3 B2 B1 B0'
     """
     start = time.perf_counter()
+    if not isinstance(measured, Measurement):
+        raise InvalidProfileError(
+            f"measured is a {type(measured).__name__}, must be what chainstay.measure returns; a "
+            "profile is for solve_chain"
+        )
     budget = parse_budget(budget, lambda: plain_peak(measured))
     asked = AutoChain(discards=Discards.FREE) if method == "auto" else resolve_method(method)
     planner = _ChainPlanner(measured=measured, budget=budget, can_run=can_run)

@@ -24,6 +24,7 @@ from chainstay import (
     Family,
     InfeasibleBudgetError,
     InvalidBudgetError,
+    InvalidProfileError,
     Method,
     OpKind,
     Schedule,
@@ -632,6 +633,7 @@ def test_a_solver_that_runs_out_of_time_is_told() -> None:
     [
         (lambda m: solve_measured(m, 0), InvalidBudgetError, "budget is 0; it must be at least"),
         (lambda m: solve_measured(m, "much"), InvalidBudgetError, "'much'; write bytes"),
+        (lambda m: solve_measured(m.profile, 9), InvalidProfileError, "measured is a ChainProfile"),
         (lambda m: solve_measured(m, 9, "magic"), UnknownMethodError, "method is 'magic'; choose"),
     ],
 )

@@ -260,3 +260,11 @@ def test_a_backward_that_fails_is_told_with_its_stage(
     with pytest.raises(UnsupportedModelError, match=r"stage 1 .*input of shape \(4, 8\)"):
         measure(model, torch.rand(4, 8), repeats=1)
     assert all(parameter.grad is None for parameter in first.parameters())
+
+
+def test_a_model_of_which_nothing_is_trained_is_refused() -> None:
+    frozen = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).requires_grad_(requires_grad=False)
+    with pytest.raises(
+        UnsupportedModelError, match=r"nothing that the model returns .* a gradient"
+    ):
+        measure(frozen, torch.randn(3, 4))

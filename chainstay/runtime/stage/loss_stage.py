@@ -271,10 +271,15 @@ def require_differentiable(output: State) -> None:
     """Refuse a model's last state without any real or complex number.
 
     Raises:
-        UnsupportedModelError: It is all integers.
+        UnsupportedModelError: It is all integers, or has no gradient and so is no state at all.
     """
+    if not output:
+        raise UnsupportedModelError(
+            "nothing that the model returns for this sample requires a gradient, so there is "
+            "nothing to plan; let parameters or the input require one"
+        )
     if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in output):
-        types = " and ".join(str(tensor.dtype) for tensor in output) or "no tensor's"
+        types = " and ".join(str(tensor.dtype) for tensor in output)
         raise UnsupportedModelError(
             f"the model's output is of type {types}, which has no gradient; leave out "
             "the stages that turn it into integers"
