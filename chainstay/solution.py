@@ -177,6 +177,21 @@ class Solution:
     def _excess(self, bound: Time) -> float:
         return float((self.makespan - bound) / self.makespan) if self.makespan else 0.0
 
+    @property
+    def proof(self) -> str:
+        """What is proved about it, in words."""
+        rules = "" if self.discards is Discards.TABLE1 else f" with {self.discards} discards"
+        among = f"among {self.family} schedules{rules}"
+        proof = (
+            f"proved optimal {among}"
+            if self.is_optimal
+            else f"at most {format_bound(self.gap)} above the optimum {among}"
+        )
+        if self.unrestricted_bound > 0 and self.family is not Family.ALL:
+            most = format_bound(self.unrestricted_gap)
+            proof += f"; no schedule at all saves more than {most} of that"
+        return proof
+
     def describe(self) -> str:
         """Return one sentence for people: makespan, peak, proof and family.
 
@@ -188,19 +203,9 @@ class Solution:
 
         Where it is known how much all other schedules could gain, that follows.
         """
-        rules = "" if self.discards is Discards.TABLE1 else f" with {self.discards} discards"
-        among = f"among {self.family} schedules{rules}"
-        proof = (
-            f"proved optimal {among}"
-            if self.is_optimal
-            else f"at most {format_bound(self.gap)} above the optimum {among}"
-        )
-        if self.unrestricted_bound > 0 and self.family is not Family.ALL:
-            most = format_bound(self.unrestricted_gap)
-            proof += f"; no schedule at all saves more than {most} of that"
         return (
             f"{format_time(self.makespan)} at a peak of {format_bytes(self.peak_bytes)} "
-            f"of {format_bytes(self.budget)}: {proof}"
+            f"of {format_bytes(self.budget)}: {self.proof}"
         )
 
     def to_json(self) -> str:

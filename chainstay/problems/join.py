@@ -9,6 +9,8 @@ from typing import ClassVar, Self
 from chainstay.problems.problem import Problem
 from chainstay.problems.simpler import simpler_chains, smaller, with_smaller_numbers
 from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile
+from chainstay.solution import Solution
+from chainstay.units import format_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,13 @@ class JoinProblem(Problem):
         if self.unit == "bytes":
             return Problem.format_size(self, size)
         return f"{size} slot{'s' * (size != 1)}"
+
+    def describe(self, solution: Solution) -> str:
+        """Return one sentence for people on a solution of this problem."""
+        if self.unit == "bytes":
+            return Problem.describe(self, solution)
+        peak, size = solution.peak_bytes, self.format_size(solution.budget)
+        return f"{format_time(solution.makespan)} in {peak} of {size}: {solution.proof}"
 
     def to_fields(self) -> dict[str, object]:
         """Return the problem as JSON fields, for a counter-example."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from chainstay.profiles import AnyProfile, ChainProfile
+from chainstay.solution import Solution
 from chainstay.units import format_bytes
 
 
@@ -56,6 +57,10 @@ class Problem:
     def format_size(self, size: int) -> str:
         """Return an amount of memory for people."""
         return format_bytes(size)
+
+    def describe(self, solution: Solution) -> str:
+        """Return one sentence for people on a solution of this problem."""
+        return solution.describe()
 
     def stage_name(self, branch: int | None, stage: int) -> str:
         """Return the name of a stage; empty where it has none."""

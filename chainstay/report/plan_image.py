@@ -69,7 +69,7 @@ def picture(  # noqa: PLR0913  # options of a plan, all by name
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2.6, 0.4 + 1.1 * height))
     _draw_memory(upper, timeline, solution.budget, time, size)
     _draw_schedule(lower, build_bars(timeline), timeline.lanes, time)
-    lines = [title, *fill(solution.describe(), _TITLE_COLUMNS).splitlines()]
+    lines = [title, *fill(timeline.problem.describe(solution), _TITLE_COLUMNS).splitlines()]
     upper.set_title("\n".join(lines), loc="left", fontsize=10, parse_math=False)
     lower.set(xlim=(0, float(timeline.makespan) / time.factor or 1), xlabel=f"time [{time.unit}]")
     for axes in (upper, lower):

@@ -315,6 +315,14 @@ class TestPicture:
             for a in timeline.activities
         )
 
+    def test_title_counts_in_slots_where_memory_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn: list[Figure] = []
+        monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+        slots = plan("slots")
+        picture(slots.solution, slots.profile, io.BytesIO(), kind="png")
+        title = drawn[0].axes[0].get_title(loc="left")
+        assert f" in {slots.solution.peak_bytes} of {slots.solution.budget} slots: " in title
+
     def test_fractional_hybrid_has_no_times(self) -> None:
         fractional = plan("hybrid fractional")
         with pytest.raises(InvalidSolutionError, match="transfers is 'fractional'"):
