@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -12,23 +12,34 @@ from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.fitting import fit, unfit
+from chainstay.fitting.budgets import Budget
 from chainstay.fitting.fitted import fitted_of
-from chainstay.fitting.planner import OnNewShape
+from chainstay.fitting.planner import OnNewShape, StageSource
+from chainstay.profiles import Link
+from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.solution import Method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
-    """The arguments of `chainstay.fit` besides the model."""
+    """The arguments of `chainstay.fit` besides the model and a sample."""
 
-    budget: int | str | float | Fraction | None
+    budget: Budget
     loss: Callable[[Any], torch.Tensor] | None = None
     method: Method | str = "auto"
+    by: StageSource = "auto"
+    granularity: Granularity = "fine"
     stage_options: bool = True
     on_new_shape: OnNewShape = "plan"
     bit_for_bit: bool = True
     reserve: int | str = 0
+    recompute: bool = True
+    offload: bool | None = None
+    link: Link | None = None
+    host_budget: int | str | None = None
     repeats: int = 3
+    progress: bool = True
+    cache: str | os.PathLike[str] | None = None
 
 
 def fit_at_first_call(model: nn.Module, settings: FitSettings) -> None:

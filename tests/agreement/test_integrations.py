@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -44,6 +45,13 @@ def accelerator(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def plain_of(subject: str) -> nn.Module:
     return pair(subject, "all")[0]
+
+
+def test_settings_are_the_arguments_of_fit() -> None:
+    arguments = inspect.signature(chainstay.fit).parameters.values()
+    by_name = [argument for argument in arguments if argument.kind is argument.KEYWORD_ONLY]
+    settings = inspect.signature(FitSettings).parameters.values()
+    assert [(s.name, s.default) for s in settings] == [(a.name, a.default) for a in by_name]
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
