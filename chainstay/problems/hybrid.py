@@ -155,7 +155,10 @@ class HybridSolution(OffloadSolution):
         again = sum(op.kind.is_forward for op in self.schedule) - sum(
             op.kind == "B" for op in self.schedule
         )
-        text = f"{Solution.describe(self)}; {offloads} offloads, {again} recomputed forwards"
+        text = (
+            f"{Solution.describe(self)}; {offloads} offload{'s' * (offloads != 1)}, "
+            f"{again} recomputed forward{'s' * (again != 1)}"
+        )
         if self.transfers is Transfers.INTEGRAL and self.fractional_bound:
             text += (
                 f"; moving parts of tensors, persistent plans take at least "
