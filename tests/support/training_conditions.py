@@ -185,9 +185,10 @@ def fit_to(model: Module, sample: Sample | None, share: str) -> Module:
     Without a sample, budgets are shares of what the first training call needs.
     """
     call = () if sample is None else (sample.args, sample.kwargs)
-    if share in (IN_PART, BLOCKS_IN_PART):
-        by: Any = "auto" if share == IN_PART else "blocks"
-        return chainstay.fit(model, *call, budget="85%", method="dp", by=by, repeats=1)
+    if share == IN_PART:
+        return chainstay.fit(model, *call, budget="85%", method="dp", repeats=1)
+    if share == BLOCKS_IN_PART:  # which count what passes between them for as long as they are kept
+        return chainstay.fit(model, *call, budget="88%", method="dp", by="blocks", repeats=1)
     method = ShareOf(SHARES[share])
     budget = "100%" if share == "all" else RECOMPUTING
     return chainstay.fit(model, *call, budget=budget, method=method, repeats=1)

@@ -180,7 +180,7 @@ SPAN, PEAK = SOLUTION["makespan"], SOLUTION["peak_bytes"]
         (put(SPAN + 1, "solution", "makespan"), InvalidPlanError, f"takes {SPAN + 1} ns; replayed"),
         (put(PEAK - 1, "solution", "peak_bytes"), InvalidPlanError, f"needs {PEAK - 1} bytes"),
         (put(PEAK - 1, "solution", "budget"), InvalidSolutionError, f"budget of {PEAK - 1}"),
-        (put(2**61, "solution", "budget"), InvalidPlanError, r"'budget' must be from 0 to 2\*\*60"),
+        (put(2**63, "solution", "budget"), InvalidPlanError, r"'budget' must be from 0 to 2\*\*63"),
         (put("Fa0 B0", "solution", "schedule"), InvalidScheduleError, "needs"),
         (put("Fa0 rm B0", "solution", "schedule"), InvalidScheduleError, "'rm' is not an operat"),
         (put("T " * 200, "solution", "schedule"), InvalidPlanError, "197 operations or more"),
