@@ -369,6 +369,24 @@ MUTANTS: Final = (
         "agreement/test_idle_cuts.py",
     ),
     Mutant(
+        "runtime/measures/measured_chain.py",
+        "        freed_bytes=measured.freed_bytes,\n",
+        "",
+        "agreement/test_idle_cuts.py::test_chains_of_modules_need_in_plain_training_what_is_predicted",
+    ),
+    Mutant(
+        "runtime/measures/blocks/block_costs.py",
+        "blocks=around.chain, freed_bytes=freed)",
+        "blocks=around.chain)",
+        "agreement/test_fit_blocks.py::test_what_no_backward_reads_is_gone_in_plain_training_by_blocks",
+    ),
+    Mutant(
+        "runtime/stage/idle_cuts.py",
+        "0 if stage.effects.changes_input else cut.idle_bytes",
+        "cut.idle_bytes",
+        "agreement/test_fit_modes.py::test_a_counter_of_operators_around_it[layered]",
+    ),
+    Mutant(
         "runtime/stage/idle_cuts.py",
         "was_cheap or is_cheap",
         "False",

@@ -187,7 +187,7 @@ def fit_to(model: Module, sample: Sample | None, share: str) -> Module:
     call = () if sample is None else (sample.args, sample.kwargs)
     if share == IN_PART:
         return chainstay.fit(model, *call, budget="85%", method="dp", repeats=1)
-    if share == BLOCKS_IN_PART:  # which count what passes between them for as long as they are kept
+    if share == BLOCKS_IN_PART:  # what passes between kept blocks counts until their backward
         return chainstay.fit(model, *call, budget="88%", method="dp", by="blocks", repeats=1)
     method = ShareOf(SHARES[share])
     budget = "100%" if share == "all" else RECOMPUTING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -67,18 +68,8 @@ def run(  # noqa: PLR0913  # options of a command, all by name
     Shows peak and time, planned and measured; numbers are compared bit for bit. Ends with exit
     code 1 if a step is not what plain PyTorch does, or needs more than its budget.
     """
-    if (plan is None) == (budget is None):
-        raise CommandLineError(
-            "by which plan? Give --plan plan.json, or --budget 50% to make one now"
-            if plan is None
-            else "--plan and --budget are both given; the plan has its budget, leave one out"
-        )
+    _require_one_plan(plan, budget, (*given_options(options), *given_options(solving)))
     options.require_runnable_device()
-    for option in (*given_options(options), *given_options(solving)):
-        if plan is not None and option not in _WITH_A_PLAN:
-            raise CommandLineError(
-                f"{option} is for making a plan, and {plan} is one; leave it out"
-            )
     with spinner("loading PyTorch"):
         # These need torch, which --help must not load.
         from chainstay.cli.model_plans import plan_model
@@ -104,6 +95,21 @@ def run(  # noqa: PLR0913  # options of a command, all by name
         _print_comparison(result)
     if not result.is_as_planned:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _require_one_plan(plan: Path | None, budget: str | None, given: Sequence[str]) -> None:
+    """Require a plan file or a budget, not both, and no options that a plan file makes idle."""
+    if (plan is None) == (budget is None):
+        raise CommandLineError(
+            "by which plan? Give --plan plan.json, or --budget 50% to make one now"
+            if plan is None
+            else "--plan and --budget are both given; the plan has its budget, leave one out"
+        )
+    for option in given:
+        if plan is not None and option not in _WITH_A_PLAN:
+            raise CommandLineError(
+                f"{option} is for making a plan, and {plan} is one; leave it out"
+            )
 
 
 def _print_comparison(result: RunResult) -> None:

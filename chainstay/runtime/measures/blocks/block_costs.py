@@ -154,9 +154,10 @@ def measure_blocks(
             file = _file_of(subjects(), around, autocast, cache)
         account = None if file is None else file.read()
         chain = partial(Chain, stages=stages, device=device, names=around.chain.shared_names)
-        freed = (freed_bytes(s.model_stages, s.source, s.shared) for s in subjects())
-        freed_by_stage = tuple(size for sizes in freed for size in sizes)
-        blocks = partial(MeasuredBlocks, blocks=around.chain, freed_bytes=freed_by_stage)
+        freed = tuple(
+            size for s in subjects() for size in freed_bytes(s.model_stages, s.source, s.shared)
+        )
+        blocks = partial(MeasuredBlocks, blocks=around.chain, freed_bytes=freed)
 
         def wanted(measured: MeasuredBlocks) -> bool:
             has_none = around.host.is_sharded or around.sample.is_cast
