@@ -41,11 +41,11 @@ def bytes_of(budget: Budget, model: nn.Module | None, reserve: int, measured: Me
     return parse_budget(budget, lambda: plain_peak(measured))
 
 
-def is_share(budget: Budget) -> bool:
-    """Whether a budget is a share of plain training."""
+def share_of(budget: Budget) -> Fraction | None:
+    """Return which share of plain training a budget is; ``None`` if it is none."""
     if isinstance(budget, str):
-        return parse_percentage(budget) is not None
-    return isinstance(budget, float | Fraction)
+        return parse_percentage(budget)
+    return Fraction(budget) if isinstance(budget, float | Fraction) else None
 
 
 def require_budget(budget: object) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import InfeasibleBudgetError, NotAJoinError, PlanMismatchError
-from chainstay.fitting.budgets import Budget, is_share
+from chainstay.fitting.budgets import Budget, share_of
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.strategies.memory_options import RECOMPUTING, MemoryOptions
 from chainstay.plans import Fingerprint
@@ -319,7 +319,7 @@ class Planner:
     def _tell_of_checkpoints(self, observed: ObservedGraph) -> None:
         """Say of what the budget is a share, if the model saves memory by itself."""
         budget = self.settings.budget
-        if not self.plans and is_share(budget) and observed.is_checkpointed:
+        if not self.plans and share_of(budget) and observed.is_checkpointed:
             say(
                 f"the plan stands in for the torch.utils.checkpoint in {self.name}, and "
                 f"{budget!r} is a share of training without that, which takes more memory than "
@@ -332,7 +332,7 @@ class Planner:
     ) -> InfeasibleBudgetError:
         """Return the same refusal, of a call with these shapes, and a sentence on its `stages`."""
         told, budget = f"for a call with {shapes}: {refusal}", self.settings.budget
-        if self.plans and is_share(budget):
+        if self.plans and share_of(budget):
             told += (
                 f" The budget {budget!r} is a share of what the first call planned needed, and the "
                 "same bytes hold for all: fit with a sample of the largest call, or give bytes."

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
-from chainstay.fitting.budgets import bytes_of
+from chainstay.fitting.budgets import bytes_of, share_of
 from chainstay.fitting.measured_graph import MeasuredGraph, next_larger
 from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
 from chainstay.fitting.proportion import plan_in_proportion
@@ -248,9 +248,9 @@ class SolvedPlans:
         The allocator's blocks are larger than what is asked for, and there is room between them:
         how much, is seen in the step that ran out of memory.
         """
-        is_told = self.settings.progress
+        is_told, is_whole = self.settings.progress, share_of(self.settings.budget) == 1
         try:
-            return tried(budget, solved, rehearsed, is_told=is_told)
+            return tried(budget, solved, rehearsed, is_told=is_told, is_whole=is_whole)
         except torch.OutOfMemoryError:
             accelerator = accelerator_at(device)
             if self.settings.budget is not None or accelerator is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
@@ -31,6 +32,7 @@ def tried(
     rehearsed: Rehearse[AnyPlan],
     *,
     is_told: bool,
+    is_whole: bool = False,
 ) -> AnyPlan:
     """Return the plan within a budget, tried out.
 
@@ -39,17 +41,18 @@ def tried(
         solved: Plans within so many bytes.
         rehearsed: Runs a step by a plan; told the bytes beyond which the operator is looked for.
         is_told: Whether to say when a plan needs more than predicted.
+        is_whole: Whether the budget is all that plain training needs, which then may exceed it.
 
     Raises:
         InfeasibleBudgetError: Nothing fits; the least budget that it names has been tried, too.
     """
     try:
-        return _tried(budget, solved, rehearsed, is_told=is_told)
+        return _tried(budget, solved, rehearsed, is_told=is_told, is_whole=is_whole)
     except InfeasibleBudgetError as refusal:
         found = refusal
     for _ in range(_TIGHTENINGS):
         try:
-            _tried(found.required, solved, rehearsed, is_told=False).close()
+            _tried(found.required, solved, rehearsed, is_told=False, is_whole=False).close()
         except InfeasibleBudgetError as larger:
             found = found.known(budget, max(larger.required, found.required + 1))
         else:
@@ -63,13 +66,16 @@ def _tried(
     rehearsed: Rehearse[AnyPlan],
     *,
     is_told: bool,
+    is_whole: bool,
 ) -> AnyPlan:
     """Return a plan that was tried out; a tighter one where it needs more than predicted."""
     limit, planned = budget, solved(budget)
     first, kind = planned.solution, _kind_of(planned)
     for tightenings in range(_TIGHTENINGS + 1):
         predicted = planned.solution.peak_bytes
-        allowed = max(budget, int(predicted * _TOLERATED) if _keeps_all(planned) else 0)
+        allowed = budget
+        if _keeps_all(planned):
+            allowed = sys.maxsize if is_whole else max(budget, int(predicted * _TOLERATED))
         found = rehearsed(planned, allowed)
         if found.peak_bytes <= allowed:
             break

@@ -223,8 +223,8 @@ _PLANNING: Final = (
     ),
     Mutant(
         "runtime/measures/measured.py",
-        "overhead - gone[op.stage",
-        "overhead - 0 * gone[op.stage",
+        "overhead - before_run[op.stage]",
+        "overhead",
         "agreement/test_idle_cuts.py::"
         "test_plain_training_needs_what_is_predicted_though_sums_are_let_go",
     ),

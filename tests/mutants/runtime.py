@@ -214,8 +214,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
-        "        if self.held:  # what moves is told from what stays step by step",
-        "        if False:",
+        "isinstance(step, Stretch) and not self.held",
+        "isinstance(step, Stretch)",
         "agreement/test_combined_training.py::test_what_kept_stages_read_is_let_go_too",
     ),
     Mutant(
@@ -381,9 +381,30 @@ MUTANTS: Final = (
         "agreement/test_fit_blocks.py::test_what_no_backward_reads_is_gone_in_plain_training_by_blocks",
     ),
     Mutant(
+        "runtime/execute/recompute.py",
+        "                        state = part(state, self.shared)",
+        "                        state, first = part(state, self.shared), state",
+        "agreement/test_idle_cuts.py::"
+        "test_stages_that_are_kept_together_let_go_what_the_first_one_reads",
+    ),
+    Mutant(
+        "runtime/measures/costs.py",
+        "            backward + self.standing + sums,",
+        "            max(backward + self.standing + sums, 0),",
+        "agreement/test_idle_cuts.py::"
+        "test_what_only_later_stages_save_is_gone_when_a_backward_begins[Attention-shape1]",
+    ),
+    Mutant(
         "runtime/stage/idle_cuts.py",
-        "0 if stage.effects.changes_input else cut.idle_bytes",
-        "cut.idle_bytes",
+        "if key not in held)",
+        "if False)",
+        "agreement/test_idle_cuts.py::"
+        "test_what_only_later_stages_save_is_gone_when_a_backward_begins[TwoLosses-shape0]",
+    ),
+    Mutant(
+        "runtime/stage/idle_cuts.py",
+        "if stage.effects.changes_input\n",
+        "if False\n",
         "agreement/test_fit_modes.py::test_a_counter_of_operators_around_it[layered]",
     ),
     Mutant(

@@ -21,7 +21,7 @@ from chainstay.solution import Family, Solution
 X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16)
 
 
-def fitted(budget: int | str = "60%") -> Any:
+def fitted(budget: float | str = "60%") -> Any:
     torch.manual_seed(0)
     layers = [(nn.Linear(16, 16), nn.Tanh(), nn.GELU()) for _ in range(6)]
     model = nn.Sequential(*(module for layer in layers for module in layer))
@@ -136,6 +136,19 @@ def test_a_bound_is_kept_for_a_tighter_plan_of_the_same_way(
     assert planned.budget == 100
     assert planned.peak_bytes == 92
     assert (planned.lower_bound, planned.unrestricted_bound) == bounds
+
+
+def test_plain_training_may_need_all_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step needs a tenth more than predicted. In as many bytes, something is run again."""
+
+    def more(planned: Any, *_: Any) -> Rehearsal:
+        return Rehearsal(planned.solution.peak_bytes * 11 // 10, "aten.mm.default")
+
+    monkeypatch.setattr(solved_plans, "rehearse_graph", more)
+    plain = Schedule.keep_all(len(fitted("100%").chainstay.plans[-1].profile))
+    assert [fitted(share).chainstay.solution.schedule for share in ("100%", 1.0)] == [plain] * 2
+    needed = fitted("100%").chainstay.solution.peak_bytes
+    assert fitted(needed).chainstay.solution.schedule != plain
 
 
 def test_a_plan_that_always_needs_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ class _HybridSearch:
         stages = (
             cost.stage(
                 forward=min(cost.recording_bytes, cost.dropping_bytes),
-                backward=cost.backward_bytes,
+                backward=max(cost.backward_bytes, 0),
             )
             for cost in account.stages
         )

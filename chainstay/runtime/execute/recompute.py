@@ -115,24 +115,19 @@ class Run:
     def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
         """Run the forward: first runs build the graph, any others go beside it."""
         for step in self.plan.forward if steps is None else steps:
-            if isinstance(step, Stretch):
-                state = self._stretch(step, state)
+            if isinstance(step, Stretch) and not self.held:
+                with alone(step.effects):
+                    for part in step.parts:  # here: a caller would hold the first one's input
+                        state = part(state, self.shared)
+            elif isinstance(step, Stretch):  # what moves is told from what stays step by step
+                for own in step.steps:
+                    state = self.first_run(own, state)
             elif step.is_first:
                 state = self.first_run(step, state)
             else:
                 self.run_again(step)
         self._transfer(self.plan.closing.get(len(self.chain.stages), ()))
         self.held = []
-        return state
-
-    def _stretch(self, stretch: Stretch, state: State) -> State:
-        if self.held:  # what moves is told from what stays step by step
-            for step in stretch.steps:
-                state = self.first_run(step, state)
-            return state
-        with alone(stretch.effects):
-            for part in stretch.parts:
-                state = part(state, self.shared)
         return state
 
     def prepare_backward(self, stage: int) -> None:

@@ -353,7 +353,10 @@ class ChainAccountant:
         return output.bytes_outside(self.states[stage])
 
     def kept(self, memory: StageMemory, first: int, last: int) -> tuple[int, int, int]:
-        """Return what keeping stages `first` to `last` saves, and both overheads, in bytes."""
+        """Return what keeping stages `first` to `last` saves, and both overheads, in bytes.
+
+        That of the backward is below 0 where the output is saved, but gone before this runs.
+        """
         held, saved = self.states[first].bytes, memory.kept_bytes
         recording = memory.kept_peak - held - saved
         backward = memory.backward_peak - held - saved
@@ -368,7 +371,7 @@ class ChainAccountant:
         return (
             max(saved, made),
             max(recording, 0) + self.standing,
-            max(backward + self.standing + sums, 0),
+            backward + self.standing + sums,
         )
 
 

@@ -37,7 +37,7 @@ from chainstay.runtime.measures.option_costs import (
 )
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import Effects
-from chainstay.runtime.stage.idle_cuts import freed_bytes
+from chainstay.runtime.stage.idle_cuts import FreedBytes, freed_bytes
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import detached
 from chainstay.schedule import OpKind, Schedule
@@ -52,13 +52,13 @@ class Measurement:
     Attributes:
         chain: The stages, the loss excluded.
         account: Costs of ``len(chain.stages) + 1`` stages; the last one is the loss.
-        freed_bytes: By stage, the bytes of its input that are gone in plain training once it has
-            run, as no backward reads them; empty where that is not known.
+        freed_bytes: By stage, the bytes of its input that are gone in plain training; empty where
+            that is not known.
     """
 
     chain: Chain
     account: Account
-    freed_bytes: tuple[int, ...] = ()
+    freed_bytes: tuple[FreedBytes, ...] = ()
 
     @property
     def profile(self) -> ChainProfile:
@@ -108,9 +108,12 @@ class Measurement:
         overheads = self.account.overheads(schedule)
         if not self.freed_bytes or schedule != Schedule.keep_all(len(self.account.stages)):
             return overheads
-        gone = list(accumulate((*self.freed_bytes, 0), initial=0))  # as each stage begins to run
+        own = (*self.freed_bytes, FreedBytes(0, 0))  # the loss frees nothing
+        before_run = list(accumulate((freed.after_run for freed in own), initial=0))
         return tuple(
-            overhead - gone[op.stage + (op.kind is OpKind.BACKWARD)]
+            overhead - before_run[op.stage + 1] - own[op.stage].before_backward
+            if op.kind is OpKind.BACKWARD
+            else overhead - before_run[op.stage]
             for op, overhead in zip(schedule, overheads, strict=True)
         )
 

@@ -23,7 +23,7 @@ class OptionCost:
         name: What it drops, for people.
         saved_bytes: The bytes that it saves, as in `StageOption`.
         recording_bytes: Overhead of its forward.
-        backward_bytes: Overhead of its backward.
+        backward_bytes: Overhead of its backward; below 0 where what it saves is gone before.
         replay_time: What it takes beyond forward and backward of its stages.
         stages: The number of stages that it keeps together.
         replayed: Positions of the operators that are run again, ascending; see `Selection`.
@@ -55,7 +55,7 @@ class StageCost:
         gradient_bytes: The bytes of its output's gradient, as in `Stage`.
         recording_bytes: Overhead of a forward that saves for the backward.
         dropping_bytes: Overhead of one that does not.
-        backward_bytes: Overhead of the backward.
+        backward_bytes: Overhead of the backward; below 0 where the output is gone before.
         environment_bytes: The bytes of buffers and random states that its first run saves if there
             will be another; a later run needs as much again while it lasts.
         random_bytes: The bytes of random states, part of these. They are gone after the last
@@ -147,12 +147,12 @@ class StageCost:
         """
         dearer = max(self.recording_bytes, self.dropping_bytes)
         beside_forward = max(stage.forward_overhead_bytes - dearer, 0)
-        beside_backward = max(stage.backward_overhead_bytes - self.backward_bytes, 0)
+        beside_backward = max(stage.backward_overhead_bytes - max(self.backward_bytes, 0), 0)
         for option in takewhile(lambda option: option.stages == 1, self.options):
             yield StageOption(
                 name=option.name,
                 saved_bytes=option.saved_bytes,
-                backward_overhead_bytes=option.backward_bytes + beside_backward,
+                backward_overhead_bytes=max(option.backward_bytes, 0) + beside_backward,
                 first=RunCost(
                     time=stage.forward_time,
                     overhead_bytes=option.recording_bytes + beside_forward,

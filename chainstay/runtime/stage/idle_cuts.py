@@ -12,10 +12,10 @@ see `spans`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -56,25 +56,57 @@ def merge_idle_cuts(
     return tuple(groups)
 
 
+class FreedBytes(NamedTuple):
+    """Bytes of a stage's input that are gone in plain training.
+
+    Attributes:
+        after_run: Those that are gone once it has run, as no backward reads them.
+        before_backward: Those that it passes on, and that are gone when its backward begins: only
+            stages behind it save them, or none.
+    """
+
+    after_run: int
+    before_backward: int
+
+
 def freed_bytes(
     stages: Sequence[ChainStage], source: State, shared: Sequence[Any]
-) -> tuple[int, ...]:
-    """Return the bytes of each stage's input that are gone in plain training once it has run.
+) -> tuple[FreedBytes, ...]:
+    """Return what is gone in plain training of each stage's input; `source` and the output stay.
 
     What a stage changes in place is its output then. The chain is run once, without the loss.
     """
-    cuts = zip(stages, cuts_of(stages, source, shared), strict=True)
-    return tuple(0 if stage.effects.changes_input else cut.idle_bytes for stage, cut in cuts)
+    cuts = list(cuts_of(stages, source, shared))
+    held = cuts[-1].passed if cuts else frozenset[int]()
+    return tuple(
+        FreedBytes(0, 0)
+        if stage.effects.changes_input
+        else FreedBytes(
+            cut.idle_bytes, sum(size for key, size in cut.unsaved.items() if key not in held)
+        )
+        for stage, cut in zip(stages, cuts, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The input of stage `index`."""
+    """The input of stage `index`.
+
+    Attributes:
+        index: The stage.
+        bytes: All of it.
+        idle_bytes: What is saved by neither side and not passed on: without the cut soon gone.
+        is_beside_cheap: Whether a stage in front of it or behind it multiplies no matrices.
+        passed: Addresses of the stage's output.
+        unsaved: Bytes of what is passed on, and saved by no stage so far, by address.
+    """
 
     index: int
     bytes: int
-    idle_bytes: int  # saved by neither side and not passed on: without the cut soon gone
-    is_beside_cheap: bool  # whether a stage in front of it or behind it multiplies no matrices
+    idle_bytes: int
+    is_beside_cheap: bool
+    passed: frozenset[int]
+    unsaved: Mapping[int, int]
 
 
 def cuts_of(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) -> Iterator[Cut]:
@@ -85,11 +117,19 @@ def cuts_of(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) 
         packed, products = list[weakref.ref[torch.Tensor]](), _Products()
         with _watched(packed), products:
             output = run_stage(stage, index, state, shared)
-        passed = set(map(address_of, output))
+        passed = frozenset(map(address_of, output))
         saved = {address_of(tensor) for known in packed if (tensor := known()) is not None}
-        idle = [tensor for tensor in state if address_of(tensor) not in kept | saved | passed]
+        unsaved = [tensor for tensor in state if address_of(tensor) not in kept | saved]
+        idle = [tensor for tensor in unsaved if address_of(tensor) not in passed]
         is_cheap = not products.are_there
-        yield Cut(index, state_bytes(state), state_bytes(idle), was_cheap or is_cheap)
+        yield Cut(
+            index=index,
+            bytes=state_bytes(state),
+            idle_bytes=state_bytes(idle),
+            is_beside_cheap=was_cheap or is_cheap,
+            passed=passed,
+            unsaved={address_of(t): state_bytes((t,)) for t in unsaved if address_of(t) in passed},
+        )
         kept, was_cheap = (kept | saved) & passed, is_cheap
         state = detached(output)
 
