@@ -55,6 +55,29 @@ class AskingWeights(Layers):
         return bool((first.bias > 0).any() & (mask > 0).any())
 
 
+class AskingFilled(Layers):
+    """It asks of memory that it has filled by the mask, and changed again."""
+
+    def asks(self, mask: torch.Tensor) -> bool:
+        filled = torch.zeros_like(mask).masked_fill_(mask > 0, 1)
+        filled[0, 0] = mask[1, -1]
+        return bool((filled > 0).all())
+
+
+class Encoder(nn.Module):
+    """Asks whether its mask hides just the future."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=x.requires_grad):
+            y: torch.Tensor = self.encoder(x, mask=mask)
+        return y
+
+
 class Attention(Layers):
     """Grouped attention, without a mask where that is ones, as models of `transformers` have it."""
 
@@ -109,6 +132,19 @@ def test_another_answer_is_another_graph(kind: type[Layers], order: Any) -> None
     assert len(told.plans) == 2
 
 
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_transformers_of_torch_are_graphs_whatever_their_mask_hides(*, is_cast: bool) -> None:
+    torch.manual_seed(0)
+    plain = Encoder()
+    planned = fit(copy.deepcopy(plain), budget=0.8, repeats=1)
+    x = torch.randn(2, LENGTH, 16, requires_grad=is_cast)
+    hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    future = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+    for mask in (future, hidden, hidden.T, future.T, hidden, future):
+        assert all(map(torch.equal, trained(planned, x, mask), trained(plain, x, mask)))
+    assert "by blocks" not in str(planned.chainstay)
+
+
 @pytest.mark.skipif(
     TorchVersion(torch.__version__) < "2.13",
     reason="torch before 2.13 cannot trace torch._check_tensor_all",
@@ -129,7 +165,7 @@ def test_a_check_that_fails_fails_as_in_the_model() -> None:
     assert all(map(torch.equal, trained(planned, x, ones()), trained(plain, x, ones())))
 
 
-@pytest.mark.parametrize("kind", [AskingLate, AskingWeights])
+@pytest.mark.parametrize("kind", [AskingLate, AskingFilled, AskingWeights])
 def test_what_may_change_before_it_is_asked_is_not_looked_up(kind: type[Layers]) -> None:
     torch.manual_seed(0)
     plain = kind()

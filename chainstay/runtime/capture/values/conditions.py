@@ -21,7 +21,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 
-from chainstay.runtime.capture.subgraphs import example_of, subgraph, values_read
+from chainstay.runtime.capture.subgraphs import called_name, example_of, subgraph, values_read
 from chainstay.runtime.capture.values.constant_masks import steady_operators_behind
 from chainstay.runtime.devices.thread_value import ThreadValue
 
@@ -134,6 +134,8 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         yield
 
 
+_NEVER_CAST: Final = frozenset(("full", "masked_fill_", "triu", "zeros_like"))
+"""Operators whose numbers have one type under autocast, too: those that make masks of attention."""
 _JUMPS: Final = tuple(
     number
     for name, number in dis.opmap.items()
@@ -177,4 +179,6 @@ def _condition(node: fx.Node, places: dict[int, int]) -> Condition | None:
 def _may_be_cast(node: fx.Node) -> bool:
     """Whether autocast may have another result of an operator."""
     example = example_of(node)
+    if called_name(node) in _NEVER_CAST:
+        return False
     return example is None or example.is_floating_point() or example.is_complex()

@@ -198,7 +198,9 @@ def steady_operators_behind(value: fx.Node, inputs: Collection[fx.Node]) -> list
         node = pending.pop()
         if node in inputs:
             continue
-        if node.op not in ("call_function", "call_method") or _changes(node) or _draws(node):
+        if node.op not in ("call_function", "call_method") or _draws(node):
+            return None
+        if _changes(node) and not _fills_its_own(node):
             return None
         example = example_of(node)
         if example is not None and is_functorch_wrapped_tensor(example):
@@ -207,7 +209,8 @@ def steady_operators_behind(value: fx.Node, inputs: Collection[fx.Node]) -> list
         found.update(new)
         pending += new
     changing = (node for node in value.graph.nodes if _changes(node))
-    changed = {read for node in changing for read in node.all_input_nodes}
+    others = (node for node in changing if node not in found)
+    changed = {read for node in others for read in node.all_input_nodes}
     if changed & found or _storages(changed) & _storages(found):
         return None
     return [node for node in value.graph.nodes if node in found and node not in inputs]
@@ -230,6 +233,12 @@ def _changes(node: fx.Node) -> bool:
     flags = [node.kwargs.get("inplace"), *(node.args if _is_functional(node) else ())]
     is_asked = any(flag is True for flag in flags)
     return in_place or is_asked or target in _ASSIGNING or "out" in node.kwargs
+
+
+def _fills_its_own(node: fx.Node) -> bool:
+    """Whether an operator fills new zeros, as those that are added to attention's weights."""
+    filled = node.args[0] if node.target == "masked_fill_" else None
+    return isinstance(filled, fx.Node) and called_name(filled) == "zeros_like"
 
 
 def _draws(node: fx.Node) -> bool:
