@@ -177,7 +177,7 @@ def _assemble(
         sums=_sums(observed, crossings.operators, ranges, stages),
         inputs=observed.captured.inputs,
         constants=observed.captured.constants,
-        shared=cut.shared_values(),
+        made=tuple(node.name for node in cut.made),
         prologue=cut.prologue(),
         output=cut.output(last_state),
     )

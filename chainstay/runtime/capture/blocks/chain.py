@@ -88,10 +88,8 @@ class BlockStage:
     def shared_names(self) -> Iterator[str]:
         """The names of the block's shared values in messages."""
         chain = self.graph.chain
-        for given in chain.inputs:
-            yield f"{self.name}.{given.name}"
-        for value in chain.shared[len(chain.inputs) :]:
-            yield value.name
+        yield from (f"{self.name}.{given.name}" for given in chain.inputs)
+        yield from chain.made
 
     @property
     def is_sharded(self) -> bool:

@@ -47,21 +47,6 @@ class Value:
     is_external: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedValue:
-    """A tensor that needs no gradient and is there for every stage.
-
-    Attributes:
-        name: The name of the operator or input that makes it.
-        elements: Numbers in it, if it is an input; of values made from inputs 0.
-        is_external: The model or the caller holds its storage anyway.
-    """
-
-    name: str
-    elements: int
-    is_external: bool
-
-
 def distinct_bytes(values: Iterable[Value]) -> int:
     """Return the bytes of the storages of `values`, each counted once, external ones left out."""
     return sum(
@@ -94,8 +79,8 @@ class GraphStages:
         stages: The stages in order.
         inputs: The graph's inputs, its constants included.
         constants: Tensors behind the inputs of a call.
-        shared: The values that all stages may read.
-        prologue: Makes those of them that are no inputs.
+        made: The names of the shared values that are no inputs.
+        prologue: Makes these.
         state_inputs: Positions of the inputs in first states: tensors whose gradients go on.
         output: The position of each output; anything but a `Position` is the output itself.
     """
@@ -104,7 +89,7 @@ class GraphStages:
     stages: tuple[GraphStage, ...]
     inputs: tuple[GraphInput, ...]
     constants: tuple[torch.Tensor, ...]
-    shared: tuple[SharedValue, ...]
+    made: tuple[str, ...]
     prologue: Program
     state_inputs: tuple[int, ...]
     output: tuple[Position | object, ...]
@@ -112,8 +97,7 @@ class GraphStages:
     @property
     def shared_names(self) -> tuple[str, ...]:
         """The names of the shared values in messages."""
-        names = [given.name for given in self.inputs]
-        return (*names, *(value.name for value in self.shared[len(names) :]))
+        return (*(given.name for given in self.inputs), *self.made)
 
     def begin(self, inputs: Sequence[Any]) -> tuple[State, tuple[Any, ...]]:
         """Return all first states in one, and the shared values, from the graph's inputs."""
@@ -196,7 +180,7 @@ class GraphChain(GraphStages):
             (
                 stage.name,
                 str(stage.operators),
-                f"{sum(self.shared[position].elements for position in stage.shared):,}",
+                f"{stage.elements:,}",
                 f"{len(state)} of {format_bytes(distinct_bytes(state))}",
                 format_bytes(stage.saved_bytes),
             )

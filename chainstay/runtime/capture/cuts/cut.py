@@ -11,7 +11,7 @@ from torch import fx
 
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.capture.cuts.branches import find_parts
-from chainstay.runtime.capture.cuts.chain import GraphChain, Position, SharedValue, Value
+from chainstay.runtime.capture.cuts.chain import GraphChain, Position, Value
 from chainstay.runtime.capture.cuts.crossings import (
     Crossings,
     find_crossings,
@@ -74,14 +74,18 @@ class CutGraph:
         return with_makers(wanted, crossings.movable, observed)
 
     @cached_property
-    def shared(self) -> Mapping[fx.Node, int]:
-        """Positions of shared values: inputs, and those made early and used later."""
-        made = (
+    def made(self) -> list[fx.Node]:
+        """Values that are made early and used later."""
+        return [
             node
             for node in self.crossings.operators
             if node in self.early and not self.early.issuperset(node.users)
-        )
-        nodes = (*self.captured.placeholders, *made)
+        ]
+
+    @cached_property
+    def shared(self) -> Mapping[fx.Node, int]:
+        """Positions of shared values: inputs, and those that are made early."""
+        nodes = (*self.captured.placeholders, *self.made)
         return {node: index for index, node in enumerate(nodes)}
 
     def ranges(self, operators: Sequence[fx.Node], places: Sequence[int]) -> list[list[fx.Node]]:
@@ -96,6 +100,7 @@ class CutGraph:
     ) -> list[GraphStage]:
         """Return one stage per range of operators, between two states each."""
         observed, shared = self.observed, self.shared
+        inputs = [observed[node].tensor for node in self.captured.placeholders]
         stages: list[GraphStage] = []
         read: set[int] = set()
         for name, nodes, (before, after) in zip(
@@ -105,6 +110,7 @@ class CutGraph:
             saved = {storage for node in nodes for storage in observed[node].saved}
             written = {storage for node in nodes for storage in observed[node].written}
             program = compile_program(self.captured.modules, nodes, before, shared, after)
+            tensors = [inputs[position] for position in program.shared if position < len(inputs)]
             effects = Effects(
                 reads=program.shared,
                 written=tuple(
@@ -125,6 +131,7 @@ class CutGraph:
                     function=program.function,
                     shared=program.shared,
                     operators=len(nodes),
+                    elements=sum(tensor.numel() for tensor in tensors if tensor is not None),
                     saved_bytes=observed.size_of(saved - given),
                     effects=effects,
                 )
@@ -135,20 +142,7 @@ class CutGraph:
     def prologue(self) -> Program:
         """Return the program that makes the values that are made early."""
         nodes = [node for node in self.crossings.operators if node in self.early]
-        results = list(self.shared)[len(self.captured.inputs) :]
-        return compile_program(self.captured.modules, nodes, (), self.shared, results)
-
-    def shared_values(self) -> tuple[SharedValue, ...]:
-        """Return the shared values in order."""
-        return tuple(map(self._shared_value, self.shared))
-
-    def _shared_value(self, node: fx.Node) -> SharedValue:
-        tensor, storages = self.observed[node].tensor, self.observed[node].storages
-        return SharedValue(
-            name=node.name,
-            elements=0 if tensor is None or node.op != "placeholder" else tensor.numel(),
-            is_external=self.observed.external.issuperset(storages),
-        )
+        return compile_program(self.captured.modules, nodes, (), self.shared, self.made)
 
     def output(self, state: Sequence[fx.Node]) -> tuple[Position | object, ...]:
         """Return the place of each output when the stages have run, and `state` is the last."""
@@ -248,7 +242,7 @@ def _assemble(cut: CutGraph) -> GraphChain:
         boundaries=tuple(tuple(map(cut.value, state)) for state in states),
         inputs=captured.inputs,
         constants=captured.constants,
-        shared=cut.shared_values(),
+        made=tuple(node.name for node in cut.made),
         prologue=cut.prologue(),
         state_inputs=tuple(cut.shared[node] for node in states[0]),
         output=cut.output(states[-1]),

@@ -48,12 +48,14 @@ class GraphStage(Program):
     Attributes:
         name: The modules that it runs, as text for people.
         operators: How many it has.
+        elements: Numbers in the inputs of the graph that it reads, its state left out.
         saved_bytes: Bytes that autograd saves in it, its incoming state left out.
         effects: What it reads and changes besides its state.
     """
 
     name: str
     operators: int
+    elements: int
     saved_bytes: int
     effects: Effects
 
