@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,14 +96,14 @@ def test_chains_of_modules_need_in_plain_training_what_is_predicted() -> None:
 
 
 class Doubled(nn.Module):
-    """Saves nothing."""
+    """A stage that saves nothing."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
 
 class Shifted(nn.Module):
-    """Needs much while it runs, and saves nothing."""
+    """A stage that needs much while it runs, and saves nothing."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -131,7 +132,7 @@ def test_stages_that_are_kept_together_let_go_what_the_first_one_reads() -> None
 
 
 class TwoLosses(nn.Module):
-    """Passes an early result on to its end; in between, a backward needs much."""
+    """A network with a loss of an early result, and of a later one whose backward needs much."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ class TwoLosses(nn.Module):
 
 
 class Attention(nn.Module):
-    """Whose weights dropout multiplies: the product is gone when its own backward begins."""
+    """Attention with dropout, whose result is gone when the backward of dropout begins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,6 +175,40 @@ def test_what_only_later_stages_save_is_gone_when_a_backward_begins(
     predicted = shown(planned).solution.peak_bytes
     assert needed <= predicted <= needed * 1005 // 1000
     assert plain_peak_of(planned, x) <= predicted
+
+
+class Costly(torch.autograd.Function):
+    """An operator whose backward needs much."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # autograd calls it so
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # likewise
+        return gradient.repeat(128, 1, 1).mean(0)
+
+
+class WeightPassed(nn.Module):
+    """A network that passes a view of a weight on to its last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.weight = nn.Parameter(torch.randn(16, 256) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.reshape(256, 16)
+        x = Costly.apply(torch.tanh(self.enter(x)))  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return loss_of(torch.tanh(self.leave(torch.tanh(x))) @ weight.t())
+
+
+def test_what_the_model_holds_is_not_gone() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 16)
+    planned = WeightPassed()
+    chainstay.fit(planned, (x,), budget="100%", loss=loss_of, stage_options=False, repeats=1)
+    assert plain_peak_of(planned, x) <= shown(planned).solution.peak_bytes
 
 
 def test_spans_over_idle_cuts_keep_everything_in_less() -> None:

@@ -403,6 +403,30 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/stage/idle_cuts.py",
+        "lasting = (*source, ",
+        "lasting = source or (",
+        "agreement/test_idle_cuts.py::test_what_the_model_holds_is_not_gone",
+    ),
+    Mutant(
+        "runtime/capture/values/constant_masks.py",
+        "if node not in found)",
+        "if False)",
+        "agreement/test_conditions.py::test_what_may_change_before_it_is_asked_is_not_looked_up",
+    ),
+    Mutant(
+        "runtime/capture/values/conditions.py",
+        "    if called_name(node) in _NEVER_CAST:",
+        "    if False:",
+        "agreement/test_conditions.py::test_transformers_of_torch_are_graphs_whatever_their_mask_hides",
+    ),
+    Mutant(
+        "runtime/capture/values/constant_masks.py",
+        "_changes(node) and not _fills_its_own(node)",
+        "_changes(node)",
+        "agreement/test_conditions.py::test_transformers_of_torch_are_graphs_whatever_their_mask_hides",
+    ),
+    Mutant(
+        "runtime/stage/idle_cuts.py",
         "if stage.effects.changes_input\n",
         "if False\n",
         "agreement/test_fit_modes.py::test_a_counter_of_operators_around_it[layered]",

@@ -117,7 +117,7 @@ class Run:
         for step in self.plan.forward if steps is None else steps:
             if isinstance(step, Stretch) and not self.held:
                 with alone(step.effects):
-                    for part in step.parts:  # here: a caller would hold the first one's input
+                    for part in step.parts:  # a method's caller would hold the first one's input
                         state = part(state, self.shared)
             elif isinstance(step, Stretch):  # what moves is told from what stays step by step
                 for own in step.steps:

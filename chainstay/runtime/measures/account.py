@@ -103,8 +103,11 @@ class Account:
     def without_times(self) -> Account:
         """Return the account with times alike, in which no option is of use that times decide."""
         total = self.input_bytes + sum(
-            stage.saved_bytes + stage.gradient_bytes + stage.recording_bytes
-            for stage in self.stages
+            cost.saved_bytes
+            + cost.gradient_bytes
+            + cost.recording_bytes
+            + max(cost.backward_bytes, 0)
+            for cost in self.stages
         )
         return replace(self, stages=tuple(stage.without_times(2 * total) for stage in self.stages))
 

@@ -111,8 +111,9 @@ class Cut:
 
 def cuts_of(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) -> Iterator[Cut]:
     """Yield every cut, found in one run; only one stage's graph is alive at once."""
-    state, kept = detached(source), set(map(address_of, source))  # the caller keeps that
-    was_cheap = False
+    state, was_cheap = detached(source), False
+    lasting = (*source, *(value for value in shared if isinstance(value, torch.Tensor)))
+    kept = held = frozenset(map(address_of, lasting))  # by the caller and the model
     for index, stage in enumerate(stages):
         packed, products = list[weakref.ref[torch.Tensor]](), _Products()
         with _watched(packed), products:
@@ -130,7 +131,7 @@ def cuts_of(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) 
             passed=passed,
             unsaved={address_of(t): state_bytes((t,)) for t in unsaved if address_of(t) in passed},
         )
-        kept, was_cheap = (kept | saved) & passed, is_cheap
+        kept, was_cheap = held | ((kept | saved) & passed), is_cheap
         state = detached(output)
 
 

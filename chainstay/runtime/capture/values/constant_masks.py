@@ -236,9 +236,10 @@ def _changes(node: fx.Node) -> bool:
 
 
 def _fills_its_own(node: fx.Node) -> bool:
-    """Whether an operator fills new zeros, as those that are added to attention's weights."""
+    """Whether an operator fills zeros that nothing else reads, as masks of numbers are made."""
     filled = node.args[0] if node.target == "masked_fill_" else None
-    return isinstance(filled, fx.Node) and called_name(filled) == "zeros_like"
+    is_new = isinstance(filled, fx.Node) and called_name(filled) == "zeros_like"
+    return is_new and len(cast("fx.Node", filled).users) == 1
 
 
 def _draws(node: fx.Node) -> bool:
