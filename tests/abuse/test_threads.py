@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
+from threading import Event, Thread
+from typing import Any
 
 import pytest
+import torch
+from torch import fx
 
+from chainstay.runtime.execute.repeatable import OperatorLog
 from fault_threads import in_threads, inconsistent_steps, planned_products
 
 _STEPS = 25
@@ -41,3 +46,29 @@ def test_the_check_tells_dropout_of_one_step_from_that_of_another() -> None:
     """Gradients of one forward are not those of the next."""
     model = planned_products()
     assert inconsistent_steps(model, 3, swaps=True) == 3
+
+
+def test_looks_at_kernels_that_overlap_leave_torch_compile_as_it_was() -> None:
+    """torch has one stance for all threads; the second look put back what the first had set."""
+
+    def look(begun: Event, may_end: Event) -> None:
+        with OperatorLog():
+            begun.set()
+            assert may_end.wait(60)
+
+    events = [(Event(), Event()) for _ in range(2)]
+    threads = [Thread(target=look, args=pair) for pair in events]
+    for thread, (begun, _) in zip(threads, events, strict=True):
+        thread.start()
+        assert begun.wait(60)
+    for thread, (_, may_end) in zip(threads, events, strict=True):
+        may_end.set()
+        thread.join()
+    compiled: list[fx.GraphModule] = []
+
+    def backend(graph: fx.GraphModule, _: object) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    torch.compile(lambda x: x.square(), backend=backend)(torch.ones(2))
+    assert compiled

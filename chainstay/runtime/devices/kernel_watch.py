@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any, Final, NamedTuple, Self, cast
 
 import torch
@@ -22,6 +23,36 @@ class KernelCall(NamedTuple):
     result: Any
 
 
+@dataclass(slots=True)
+class _Uncompiled:
+    """Keeps torch.compile from running what it has compiled, as long as anybody asks for that.
+
+    torch has one stance for all threads. Were it set and put back by each that asks, two whose
+    times overlap would leave the stance of the first one for good.
+    """
+
+    lock: Lock = field(default_factory=Lock)
+    asking: int = 0
+    stance: ExitStack = field(default_factory=ExitStack)
+
+    def begin(self) -> None:
+        """Ask for it."""
+        with self.lock:
+            if not self.asking:
+                self.stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self.asking += 1
+
+    def end(self) -> None:
+        """Ask for it no longer."""
+        with self.lock:
+            self.asking -= 1
+            if not self.asking:
+                self.stance.close()
+
+
+_uncompiled: Final = _Uncompiled()
+
+
 @dataclass
 class KernelWatch(TorchDispatchMode):
     """A context in which every kernel that runs is seen.
@@ -32,8 +63,6 @@ class KernelWatch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    _inside: ExitStack = field(default_factory=ExitStack, kw_only=True)
-
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
 
@@ -41,12 +70,12 @@ class KernelWatch(TorchDispatchMode):
         if _IS_EARLY:
             for operator in torch._ops._higher_order_ops.values():  # noqa: SLF001  # no public way
                 operator.python_key_table.setdefault(type(self), partial(_watched, operator))
-        self._inside.enter_context(torch.compiler.set_stance("force_eager"))
+        _uncompiled.begin()
         return cast("Self", super().__enter__())  # type: ignore[no-untyped-call]  # likewise
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
-        self._inside.close()
+        _uncompiled.end()
 
     def __torch_dispatch__(
         self,
