@@ -24,6 +24,7 @@ def fresh_image(model: nn.Module, number: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("number", range(30))
 def test_a_random_network_trains_as_plainly_and_as_predicted(number: int, tmp_path: Path) -> None:
+    torch.manual_seed(number)
     make, call = random_network(number, tmp_path), Call((torch.randn(IMAGE_SHAPE),))
     plain, fitted = fitted_twins(make, call)
     require_equal_steps(plain, fitted, fresh_image)

@@ -101,6 +101,18 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/trials/isolation.py",
+        "return tensor.device, alike if room.holds(alike) else alike.cpu()",
+        "return tensor.device, room.copied(alike)",
+        "unit/test_isolation.py",
+    ),
+    Mutant(
+        "runtime/capture/trials/isolation.py",
+        "if addresses and address_of(alike) in addresses:",
+        "if addresses is None:",
+        "unit/test_isolation.py",
+    ),
+    Mutant(
+        "runtime/capture/trials/isolation.py",
         "_ABSENT if compiled is None else PlainCall(compiled, module)",
         "_ABSENT",
         "agreement/test_fit_compiled_blocks.py",

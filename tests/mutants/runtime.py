@@ -408,12 +408,6 @@ MUTANTS: Final = (
         "test_what_only_later_stages_save_is_gone_when_a_backward_begins[TwoLosses-shape0]",
     ),
     Mutant(
-        "runtime/stage/idle_cuts.py",
-        "lasting = (*source, ",
-        "lasting = source or (",
-        "agreement/test_idle_cuts.py::test_what_the_model_holds_is_not_gone",
-    ),
-    Mutant(
         "runtime/capture/values/constant_masks.py",
         "if node not in found)",
         "if False)",
@@ -435,7 +429,7 @@ MUTANTS: Final = (
         "runtime/stage/idle_cuts.py",
         "if stage.effects.changes_input\n",
         "if False\n",
-        "agreement/test_fit_modes.py::test_a_counter_of_operators_around_it[layered]",
+        "agreement/test_idle_cuts.py::test_what_blocks_change_in_place_is_not_gone",
     ),
     Mutant(
         "runtime/stage/idle_cuts.py",

@@ -74,7 +74,9 @@ def freed_bytes(
 ) -> tuple[FreedBytes, ...]:
     """Return what is gone in plain training of each stage's input; `source` and the output stay.
 
-    What a stage changes in place is its output then. The chain is run once, without the loss.
+    What a stage changes in place is its output then. Views of weights count, too: a stage is probed
+    on a copy of its input, so that they are in its overheads. The chain is run once, without the
+    loss.
     """
     cuts = list(cuts_of(stages, source, shared))
     held = cuts[-1].passed if cuts else frozenset[int]()
@@ -111,9 +113,8 @@ class Cut:
 
 def cuts_of(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) -> Iterator[Cut]:
     """Yield every cut, found in one run; only one stage's graph is alive at once."""
-    state, was_cheap = detached(source), False
-    lasting = (*source, *(value for value in shared if isinstance(value, torch.Tensor)))
-    kept = held = frozenset(map(address_of, lasting))  # by the caller and the model
+    state, kept = detached(source), set(map(address_of, source))  # the caller keeps that
+    was_cheap = False
     for index, stage in enumerate(stages):
         packed, products = list[weakref.ref[torch.Tensor]](), _Products()
         with _watched(packed), products:
@@ -131,7 +132,7 @@ def cuts_of(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) 
             passed=passed,
             unsaved={address_of(t): state_bytes((t,)) for t in unsaved if address_of(t) in passed},
         )
-        kept, was_cheap = held | ((kept | saved) & passed), is_cheap
+        kept, was_cheap = (kept | saved) & passed, is_cheap
         state = detached(output)
 
 

@@ -7,8 +7,8 @@ gradients. Nothing is saved for a backward, so this takes little memory.
 
 Some models take another way to the same values when they are traced (masks that mask nothing
 are left out only when values can be looked at), and views that cross a cut are made again behind
-it. Where autograd graphs differ, gradients decide. What is saved for them is copied, to
-the device as far as half of what is free there holds it, and to host memory.
+it. Where autograd graphs differ, gradients decide. What is saved for them stays on the device
+as far as half of what is free there holds it, and goes to host memory.
 
 On accelerators many backwards give other bits each time, in plain training, too. Where the model's
 own gradients do, those of the graph may differ from them by rounding.
@@ -52,6 +52,9 @@ from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.stage.states import nodes_below, variables_below
 
 _Gradients = dict[int, torch.Tensor | None]
+
+_Saving = Callable[[StandIns], AbstractContextManager[object]]
+"""Makes the context that says what a forward on these stand-ins saves."""
 
 _REPEATS: Final = 2
 """Runs of a model whose gradients are not its graph's, to see whether its own differ, too."""
@@ -129,7 +132,7 @@ class Trial:
 
     def _compared(self) -> tuple[_Outcome, str | None]:
         """Return what the model gave, and the first difference in words, if there is any."""
-        expected, found = self._run_model(dropping()), self._run_graph(dropping())
+        expected, found = self._run_model(_dropping), self._run_graph(_dropping)
         expected.pair_with(found)
         difference = next(_differences(expected, found), None)
         if difference is None and (
@@ -139,7 +142,7 @@ class Trial:
         return expected, difference
 
     def _run_model(
-        self, hooks: AbstractContextManager[object], log: AbstractContextManager[object] = _UNLOGGED
+        self, saving: _Saving, log: AbstractContextManager[object] = _UNLOGGED
     ) -> _Outcome:
         """Run a shadow of the model, which leaves no trace."""
         stand_ins = StandIns(self.written)
@@ -147,7 +150,8 @@ class Trial:
         shadow = self.call.of_shadow(stand_ins)
         parameters = (value for value in self.inputs if isinstance(value, nn.Parameter))
         constant = (value for value in parameters if id(value) not in self.written)
-        with world_kept(functions_of(self.call.model), self.device), torch.enable_grad(), hooks:
+        world = world_kept(functions_of(self.call.model), self.device)
+        with world, torch.enable_grad(), saving(stand_ins):
             with values_kept(constant) as spoiled, self.call.failures_told(), log:
                 value = shadow()
             given = {id(tensor) for _, tensor in stand_ins.known.values()}
@@ -162,12 +166,12 @@ class Trial:
         return outcome
 
     def _run_graph(
-        self, hooks: AbstractContextManager[object], log: AbstractContextManager[object] = _UNLOGGED
+        self, saving: _Saving, log: AbstractContextManager[object] = _UNLOGGED
     ) -> _Outcome:
         """Run the graph of a model that has just run by itself."""
         stand_ins = StandIns(self.written)
         inputs = stand_ins.of_all(self.inputs)
-        with world_kept((), self.device), torch.enable_grad(), hooks:
+        with world_kept((), self.device), torch.enable_grad(), saving(stand_ins):
             try:
                 with log:
                     leaves = list(self.graph(*inputs))
@@ -201,14 +205,14 @@ class Trial:
 
     def _differs_from_itself(self, expected: _Gradients) -> bool:
         """Whether the model has other gradients when it runs again; its stand-ins are new then."""
-        again = self._gradients_behind(self._run_model(copies_kept()))
+        again = self._gradients_behind(self._run_model(copies_kept))
         return not all(map(_is_same, expected.values(), again.values()))
 
     def _gradients(self) -> tuple[_Gradients, _Gradients]:
         """Return the gradients of the model, and those of the graph, made one after the other."""
-        expected = self._run_model(copies_kept())
+        expected = self._run_model(copies_kept)
         gradients = self._gradients_behind(expected)
-        found = self._run_graph(copies_kept())
+        found = self._run_graph(copies_kept)
         expected.pair_with(found)
         return gradients, self._gradients_behind(found)
 
@@ -240,9 +244,9 @@ class Trial:
                 f"than the same operators ({difference}); {remedy}"
             )
         model, graph, again = OperatorLog(), OperatorLog(), OperatorLog()
-        self._run_model(dropping(), model)
-        self._run_graph(dropping(), graph)
-        self._run_model(dropping(), again)
+        self._run_model(_dropping, model)
+        self._run_graph(_dropping, graph)
+        self._run_model(_dropping, again)
         name = self.call.name
         if (differing := first_difference(model, again)) is not None:
             return NotTheModelError(
@@ -302,6 +306,10 @@ class _Outcome:
             variable = id(getattr(node, "variable", None))
             found.append((name, originals.get(variable, variable), *below))
         return found
+
+
+def _dropping(_: StandIns) -> AbstractContextManager[object]:
+    return dropping()
 
 
 def _compiled_function(model: nn.Module) -> tuple[str, str, str] | None:

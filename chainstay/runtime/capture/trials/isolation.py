@@ -33,7 +33,7 @@ from chainstay.runtime.capture.trials.model_forward import (
     own_forward,
 )
 from chainstay.runtime.devices.device import accelerator_at
-from chainstay.runtime.stage.states import is_equal, sums_of_bytes
+from chainstay.runtime.stage.states import address_of, is_equal, sums_of_bytes
 
 
 @dataclass(slots=True)
@@ -248,8 +248,8 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
     """
     # Some have a shape only, such as weights on the meta device that no call reads.
     held = {id(t): t for t in tensors if not (isinstance(t, FakeTensor) or t.is_meta)}
-    made = _TensorCopies(share=0.25)
-    copies = {key: made.copied(tensor.detach()) for key, tensor in held.items()}
+    room = _Room(share=0.25)
+    copies = {key: room.copied(tensor.detach()) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
     sizes = {key: _storage_bytes(tensor) for key, tensor in held.items()}
     changed = set[int]()
@@ -306,12 +306,20 @@ def _storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else 0
 
 
-def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
-    """Return a context in which a forward saves copies: on its device, or without room the host."""
-    made = _TensorCopies(share=0.5)
+def copies_kept(stand_ins: StandIns) -> torch.autograd.graph.saved_tensors_hooks:
+    """Return a context in which a forward saves copies of what is going to be changed in place.
+
+    All else is saved as it is, as a kernel may save its noise first and draw it then (rrelu); only
+    what has no room on its device goes to the host.
+    """
+    changing = (made for key, (_, made) in stand_ins.known.items() if key in stand_ins.written)
+    addresses, room = frozenset(map(address_of, changing)), _Room(share=0.5)
 
     def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
-        return tensor.device, made.copied(tensor)
+        alike = tensor.detach()
+        if addresses and address_of(alike) in addresses:
+            return tensor.device, room.copied(alike)
+        return tensor.device, alike if room.holds(alike) else alike.cpu()
 
     def unpack(packed: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
         return packed[1].to(packed[0])
@@ -319,23 +327,27 @@ def copies_kept() -> torch.autograd.graph.saved_tensors_hooks:
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-class _TensorCopies:
-    """Copies tensors: on their accelerator as long as a share of its free memory holds them."""
+class _Room:
+    """A share of the free memory of accelerators, for tensors."""
 
     def __init__(self, *, share: float) -> None:
-        self._share, self._room = share, dict[torch.device, int]()
+        self._share, self._free = share, dict[torch.device, int]()
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy on the device of `tensor`, or in host memory."""
+        return tensor.clone() if self.holds(tensor) else tensor.to("cpu", copy=True)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether there is room on the accelerator of `tensor`, which is taken then."""
         device = tensor.device
-        if device not in self._room:
+        if device not in self._free:
             accelerator = accelerator_at(device)
             free = 0 if accelerator is None else accelerator.free_bytes()
-            self._room[device] = int(self._share * free)
-        if tensor.layout != torch.strided or tensor.nbytes > self._room[device]:
-            return tensor.to("cpu", copy=True)
-        self._room[device] -= tensor.nbytes
-        return tensor.clone()
+            self._free[device] = int(self._share * free)
+        if tensor.layout != torch.strided or tensor.nbytes > self._free[device]:
+            return False
+        self._free[device] -= tensor.nbytes
+        return True
 
 
 def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:
