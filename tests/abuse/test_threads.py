@@ -14,6 +14,7 @@ from torch import fx
 
 from chainstay.runtime.execute.repeatable import OperatorLog
 from fault_threads import in_threads, inconsistent_steps, planned_products
+from torch_release import IS_TORCH_2_6
 
 _STEPS = 25
 
@@ -48,6 +49,10 @@ def test_the_check_tells_dropout_of_one_step_from_that_of_another() -> None:
     assert inconsistent_steps(model, 3, swaps=True) == 3
 
 
+@pytest.mark.skipif(
+    IS_TORCH_2_6,
+    reason="torch 2.6 compiles nothing after modes of two threads overlapped, whosever they are",
+)
 def test_looks_at_kernels_that_overlap_leave_torch_compile_as_it_was() -> None:
     """torch has one stance for all threads; the second look put back what the first had set."""
 

@@ -366,6 +366,20 @@ def test_a_measured_chain_goes_by_options() -> None:
     assert list(map(torch.equal, found.values(), expected.values())) == [True] * len(expected)
 
 
+def test_a_measured_chain_goes_by_its_plan_under_other_kernels() -> None:
+    """What stages save then was not seen when their options were measured: all of it is kept."""
+    torch.manual_seed(0)
+    language, x = Language(is_gated=True).train(), torch.randn(2, 16, 64)
+    plain = nn.Sequential(*language.layers)
+    measured = chainstay.measure(copy.deepcopy(plain), x, loss=loss_of, repeats=1)
+    solution = chainstay.solve_measured(measured, "60%")
+    assert any(op.option for op in solution.schedule)
+    chain = measured.planned(solution)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected, found = (gradients_of(model, x, 0) for model in (plain, chain))
+    assert list(map(torch.equal, found.values(), expected.values())) == [True] * len(expected)
+
+
 @pytest.mark.skipif(IS_TORCH_2_6, reason="torch 2.6 gives no graph without operators")
 def test_a_loss_that_is_the_output() -> None:
     """It has no operators at all."""

@@ -294,7 +294,7 @@ MUTANTS: Final = (
         "runtime/execute/recompute.py",
         " or not option.code.graph.is_for(shared)",
         "",
-        "agreement/test_fit_options.py::test_kernels_chosen_after_fit",
+        "agreement/test_fit_options.py::test_a_measured_chain_goes_by_its_plan_under_other_kernels",
     ),
     Mutant(
         "runtime/capture/recurrent_layers.py",

@@ -107,12 +107,17 @@ inquiry: Final = ThreadValue(Inquiry())
 def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside, TorchDynamo knows what it is asked of these tensors of a call."""
     from torch._dynamo import symbolic_convert  # noqa: PLC0415  # takes more than a second
-    from torch._dynamo.variables import TensorVariable  # noqa: PLC0415  # likewise
+    from torch._dynamo.variables import BuiltinVariable, TensorVariable  # noqa: PLC0415  # likewise
 
     read: Callable[..., Any] = TensorVariable.method_item
+    call: Callable[..., Any] = BuiltinVariable.call_function
 
     def method_item(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _looked_up(self) or read(self, *args, **kwargs)
+
+    def call_function(self: Any, translator: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        is_asked = self.fn is bool and len(args) == 1 and isinstance(args[0], TensorVariable)
+        return (is_asked and _looked_up(args[0])) or call(self, translator, args, kwargs)
 
     def looking(jump: Callable[..., None]) -> Callable[..., None]:
         def jump_by_value(self: Any, instruction: Any) -> None:
@@ -124,6 +129,7 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
     with inquiry.set_to(Inquiry(tensors)), ExitStack() as stack:
         stack.enter_context(patch.object(TensorVariable, "method_item", method_item))
+        stack.enter_context(patch.object(BuiltinVariable, "call_function", call_function))
         pending: list[Any] = [symbolic_convert.InstructionTranslatorBase]
         for translator in pending:  # grows meanwhile
             pending += translator.__subclasses__()
