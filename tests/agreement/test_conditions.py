@@ -38,6 +38,11 @@ class AskingByItem(Layers):
         return not (mask <= 0).any().item()
 
 
+class AskingTheOpposite(Layers):
+    def asks(self, mask: torch.Tensor) -> bool:
+        return not (mask <= 0).any()
+
+
 class Checking(Layers):
     def asks(self, mask: torch.Tensor) -> bool:
         torch._check_tensor_all(mask > -1)
@@ -119,7 +124,7 @@ def padded() -> torch.Tensor:
     return ones() * (torch.arange(LENGTH) < torch.tensor([[LENGTH], [5]]))
 
 
-@pytest.mark.parametrize("kind", [Layers, AskingByItem, Attention])
+@pytest.mark.parametrize("kind", [Layers, AskingByItem, AskingTheOpposite, Attention])
 @pytest.mark.parametrize("order", [(ones, padded), (padded, ones)])
 def test_another_answer_is_another_graph(kind: type[Layers], order: Any) -> None:
     torch.manual_seed(0)

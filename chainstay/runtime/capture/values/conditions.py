@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -116,8 +117,9 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         return _looked_up(self) or read(self, *args, **kwargs)
 
     def call_function(self: Any, translator: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        is_asked = self.fn is bool and len(args) == 1 and isinstance(args[0], TensorVariable)
-        return (is_asked and _looked_up(args[0])) or call(self, translator, args, kwargs)
+        if self.fn in (bool, not_) and len(args) == 1 and isinstance(args[0], TensorVariable):
+            args = [_looked_up(args[0]) or args[0]]
+        return call(self, translator, args, kwargs)
 
     def looking(jump: Callable[..., None]) -> Callable[..., None]:
         def jump_by_value(self: Any, instruction: Any) -> None:
