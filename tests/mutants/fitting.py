@@ -93,6 +93,12 @@ _EXTRACTION: Final = (
         "unit/test_extraction_referee.py",
     ),
     Mutant(
+        "runtime/capture/tracing.py",
+        '        (tensors, "unpack_var_sequence", _unpacked(tensors)),\n',
+        "",
+        "agreement/test_fit_recurrent.py::test_gradients_of_rows_are_put_together_at_once",
+    ),
+    Mutant(
         "runtime/capture/trials/isolation.py",
         "    if freed:\n",
         "    if not tensors:\n",

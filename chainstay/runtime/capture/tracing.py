@@ -223,8 +223,10 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
     in coordinates (COO) are, unless they are trained: TorchDynamo refuses all sparse ones, though
     its guards tell them from dense ones, and look at their sizes and types. What is known while
     tracing, such as sizes, can be printed behind the graph. Context variables can be read, and are
-    guarded: models of ``transformers`` whose attentions are asked for read one in each block. And
-    guards are not timed for torch's log: the processor's caches would be flushed for that, which
+    guarded: models of ``transformers`` whose attentions are asked for read one in each block. A
+    tensor is unpacked (``q, k, v = tensor``) by one ``unbind``, as it is outside of graphs: with a
+    selection for each part, a backward makes a gradient of all of it for each. And guards are not
+    timed for torch's log: the processor's caches would be flushed for that, which
     takes 25 ms per graph.
     """
     from torch._dynamo import guards, variables  # noqa: PLC0415  # takes more than a second
@@ -261,6 +263,7 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
                 return VariableTracker.build(tx, held, source)
         return call_of_object(self, tx, name, args, kwargs)
 
+    tensors = variables.TensorVariable
     drawing: Any = getattr(variables, "RandomVariable", None)
     for place, name, value in (
         (drawing, "is_supported_random_obj", staticmethod(lambda _: False)),
@@ -269,9 +272,22 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
         (printed, "can_reorder_logs", staticmethod(can_be_printed)),
         (guards, "profile_guard_manager", lambda *_: 0.0),
         (variables.UserDefinedObjectVariable, "call_method", called),
+        (tensors, "unpack_var_sequence", _unpacked(tensors)),
     ):
         if hasattr(place, name):
             yield patch.object(place, name, value)
+
+
+def _unpacked(tensors: Any) -> Callable[..., Any]:
+    """Return what takes the place of a method of TorchDynamo's tensors; see `_patches`."""
+    selected: Callable[..., Any] = tensors.unpack_var_sequence
+
+    def unpacked(self: Any, tx: Any, idxes: Sequence[int] | None = None) -> Any:
+        if idxes is not None or type(self) is not tensors or not self.size:
+            return selected(self, tx, idxes)
+        return self.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
+
+    return unpacked
 
 
 def _logging_functions() -> frozenset[Callable[..., Any]]:
