@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
+from traceback import walk_tb
 from types import MappingProxyType
 from typing import Any, Final
 from unittest.mock import patch
@@ -384,12 +385,8 @@ def _scripted_in(args: tuple[object, ...]) -> str:
 
 def _is_from_tracing(failure: Exception) -> bool:
     """Whether TorchDynamo raised it, and not what it has traced."""
-    frame = failure.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename.endswith(_TRACER):
-            return True
-        frame = frame.tb_next
-    return False
+    frames = walk_tb(failure.__traceback__)
+    return any(frame.f_code.co_filename.endswith(_TRACER) for frame, _ in frames)
 
 
 def _skipped(failure: Exception) -> str:
