@@ -37,8 +37,7 @@ from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlock
 from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.branch_graphs import cut_into_join
-from chainstay.runtime.joins.executor import PlannedJoin
-from chainstay.runtime.joins.staged_join import StagedJoin, parts_of, staged
+from chainstay.runtime.joins.staged_join import parts_of, staged
 from chainstay.runtime.measures.blocks.around_blocks import Around, UnreachedBlocksError
 from chainstay.runtime.measures.blocks.block_costs import unmeasured_blocks
 from chainstay.runtime.measures.costs import Subject
@@ -57,7 +56,7 @@ from chainstay.runtime.transfer import PlannedTransfers, engine_for, program_of
 
 Module = TypeVar("Module", bound=nn.Module)
 _Planned = TypeVar("_Planned", bound=Planned)
-_Staged = TypeVar("_Staged", StagedGraph, StagedJoin)
+_Staged = TypeVar("_Staged", bound=StagedGraph)
 
 
 def save_plan(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -124,9 +123,9 @@ def planned_as_plan(
         "plain_time": planned.plain_time,
         "plain_peak": planned.plain_peak,
     }
-    if isinstance(planned, PlannedJoin):
-        return Plan(profile=planned.profile, keep=planned.profile.keeps_input_gradients, **about)
     chain = planned.profile
+    if isinstance(chain, JoinProfile):
+        return Plan(profile=chain, keep=chain.keeps_input_gradients, **about)
     if isinstance(solution, OffloadSolution):
         return Plan(profile=moved_profile(solution, chain), chain=chain, **about)
     return Plan(profile=chain, **about)
@@ -221,7 +220,7 @@ class _AppliedPlan:
         """The budget of the plan, in bytes; see `PlanMaker`."""
         return self.plan.solution.budget
 
-    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:  # noqa: ARG002  # as `PlanMaker`
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph:  # noqa: ARG002  # as `PlanMaker`
         """Apply the plan to a captured graph; see `PlanMaker`.
 
         Raises:
@@ -236,7 +235,7 @@ class _AppliedPlan:
             join = cut_into_join(call.observed, granularity, blocks)
             with measuring(device):
                 parts = parts_of(join, call.inputs, _any_loss(profile.closing), device)
-                stages = staged(join, parts, effects_of(parts), join.shared_names)
+                stages = staged(join, parts, effects_of(parts))
                 stages = self._with_options(stages, call.call, parts, profile)
             return self._measured(planned_join(stages, plan.solution, profile))
         graph = cut_into_chain(call.observed, granularity, blocks)
@@ -360,7 +359,7 @@ def _require_equal(planned: Fingerprint, present: Fingerprint) -> None:
 
 
 def _cut_of(planned: AnyPlanned) -> str:
-    if isinstance(planned, PlannedJoin):
+    if isinstance(planned.profile, JoinProfile):
         return "join"
     return "blocks" if isinstance(planned, PlannedBlocks) else "graph"
 

@@ -27,7 +27,7 @@ from chainstay.fitting.planner import AnyPlanned
 from chainstay.fitting.strategies.fastest import STRATEGIES, Strategies
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.profiles import Link
-from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.solution import Method
 from chainstay.solve.budgets import parse_budget
 
@@ -83,7 +83,7 @@ def plan_model(
 
 def _solved(
     model: MeasuredModel, budget: int, options: SolveOptions, memory: MemoryOptions
-) -> tuple[list[Strategy], PlannedJoin | None]:
+) -> tuple[list[Strategy], PlannedGraph | None]:
     """Return the strategies that `chainstay.fit` would try, and a plan of branches, if any."""
     method = measured_method(options)
     if model.staged is None:

@@ -23,7 +23,7 @@ from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedGraph
+from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedChain
 from chainstay.runtime.transfer import Engine
 from chainstay.solution import Method, Solution
 
@@ -42,7 +42,7 @@ class MeasuredModel:
 
     call: Call
     costs: Measurement
-    staged: StagedGraph | None
+    staged: StagedChain | None
     attempt: JoinAttempt | None
     fitted: Fitted
 
@@ -133,7 +133,7 @@ class _PlainPlans:
     solver: SolvedPlans
     once_traced: Callable[[], None]
     costs: Measurement | None = None
-    staged: StagedGraph | None = None
+    staged: StagedChain | None = None
     attempt: JoinAttempt | None = None
     budget_bytes: None = None
 

@@ -16,7 +16,7 @@ from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.staged_graph import StagedGraph
+from chainstay.runtime.stage.staged_graph import StagedChain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class MeasuredGraph:
         attempt: An attempt to plan its branches apart, if it has any.
     """
 
-    staged: StagedGraph
+    staged: StagedChain
     costs: Measurement
     shapes: str
     family: Hashable

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from textwrap import fill
@@ -23,7 +24,7 @@ from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.strategies.memory_options import RECOMPUTING, MemoryOptions
 from chainstay.plans import Fingerprint
 from chainstay.plans.kept_in_part import KeptInPart, kept_in_part, table_of_parts
-from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.cuts.chain import GraphChain, GraphStages
 from chainstay.runtime.capture.cuts.cut import cut_again
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
@@ -39,7 +40,6 @@ from chainstay.runtime.execute.alternatives import table_of
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.branch_graphs import cut_into_join
-from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.progress import say
@@ -56,7 +56,7 @@ OnNewShape = Literal["plan", "refuse", "run plainly"]
 """The answer to a call for which there is no plan yet."""
 
 
-AnyPlanned = PlannedGraph | PlannedJoin | PlannedBlocks
+AnyPlanned = PlannedGraph | PlannedBlocks
 
 _WIDTH: Final = 80
 """Columns of the lines in which a schedule is shown."""
@@ -135,6 +135,16 @@ class GraphCall:
         """
         return cut_into_join(self.observed_again(), granularity, self.blocks)
 
+    def cut_like(self, known: GraphStages, granularity: Granularity) -> GraphStages | None:
+        """Cut the graph as one that differs in numbers; ``None`` if it comes out otherwise."""
+        graph: GraphStages | None = None
+        if isinstance(known, GraphChain):
+            graph = cut_again(self.observed, known.cuts)
+        else:
+            with suppress(NotAJoinError):
+                graph = self.as_join(granularity)
+        return graph if graph is not None and graph.layout == known.layout else None
+
     def observed_again(self) -> ObservedGraph:
         """Observe the graph anew, to be cut in another way: cutting changes it."""
         return observe_graph(self.observed.name, self.forward, self.inputs)
@@ -185,7 +195,7 @@ class PlanMaker(Protocol):
         """The budget, once it is known."""
         ...
 
-    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph:
         """Return a plan for a captured graph; `is_first` if there is none for the model yet."""
         ...
 
@@ -211,12 +221,12 @@ class Planner:
     settings: PlannerSettings
     maker: PlanMaker
     plans: list[NotedPlan] = field(default_factory=list)
-    known: dict[Hashable, PlannedGraph | PlannedJoin] = field(default_factory=dict)
+    known: dict[Hashable, PlannedGraph] = field(default_factory=dict)
     shapes: set[str] = field(default_factory=set)
 
     def plan_graph(
         self, forward: GraphForward, inputs: Sequence[Any], call: Call | None
-    ) -> PlannedGraph | PlannedJoin | CapturedForward:
+    ) -> PlannedGraph | CapturedForward:
         """Return a plan for a captured graph on inputs like these.
 
         Returns:
@@ -241,8 +251,6 @@ class Planner:
             call=call,
         )
         if (again := self._known_plan(graph_call)) is not None:
-            if not self.plans:  # of a copied model
-                self.plans.append(_noted(again, call, device))
             return again
         if not self.admits(graph_call.shapes):
             return forward.graph.forward
@@ -255,22 +263,12 @@ class Planner:
         self.add(made, graph_call.shapes, call, device)
         return made
 
-    def _known_plan(self, call: GraphCall) -> PlannedGraph | PlannedJoin | None:
+    def _known_plan(self, call: GraphCall) -> PlannedGraph | None:
         """Return the plan of a graph that differs in numbers only, with the numbers of this one."""
-        known = self.known.get(call.key)
-        if isinstance(known, PlannedJoin):
-            try:
-                join = call.as_join(self.settings.granularity)
-            except NotAJoinError:
-                return None
-            is_same = _shape_of(join) == _shape_of(known.graph)
-            return known.for_graph(join, call.inputs) if is_same else None
-        if not isinstance(known, PlannedGraph):
+        if (known := self.known.get(call.key)) is None:
             return None
-        graph = cut_again(call.observed, known.graph.cuts)
-        if graph is None or not is_alike(graph, known.graph):
-            return None
-        return known.for_graph(graph, call.inputs)
+        graph = call.cut_like(known.graph, self.settings.granularity)
+        return None if graph is None else known.for_graph(graph, call.inputs)
 
     def admits(self, shapes: str) -> bool:
         """Whether a call that no plan is for gets one; otherwise it runs plainly."""
@@ -357,7 +355,7 @@ class Planner:
             for key, planned in self.known.items()
             if planned.executor.transfers is None
         }
-        again = {id(planned) for planned in known.values() if isinstance(planned, PlannedGraph)}
+        again = set(map(id, known.values()))
         plans = [noted for noted in self.plans if id(noted.planned) in again]
         return replace(self, known=known, plans=plans, shapes=set(self.shapes))
 
@@ -377,18 +375,3 @@ def listed_shapes(tensors: Sequence[torch.Tensor]) -> str:
     """Return the shapes of a call's tensors, for people."""
     shapes = [str(tuple(tensor.shape)) for tensor in tensors]
     return ", ".join([*shapes[:3], "..."] if len(shapes) > 3 else shapes) or "no tensors"
-
-
-def _shape_of(join: GraphJoin) -> tuple[object, ...]:
-    """Return what two joins have in common that are cut alike."""
-    stages = [(stage.name, stage.operators, stage.saved_bytes) for stage in join.stages]
-    return join.lengths, join.given, join.widths, stages
-
-
-def is_alike(one: GraphChain, other: GraphChain) -> bool:
-    """Whether two graphs were cut into stages that pass on the same."""
-    first, second = (
-        [[(value.shape, value.dtype, value.requires_grad) for value in s] for s in graph.boundaries]
-        for graph in (one, other)
-    )
-    return first == second

@@ -28,7 +28,7 @@ from chainstay.runtime.options.option import Option
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
-    StagedGraph,
+    StagedChain,
     grouped_alike,
     subject_of,
 )
@@ -114,6 +114,4 @@ def _planned(
         with measuring(subject.device):
             options |= restored_options([subject], wanted, is_checked=True)
     chain = replace(strategies.measured.chain, options=dict(options))
-    planned = plan_of(StagedGraph(graph=graph, chain=chain), strategies)
-    assert isinstance(planned, PlannedGraph), "branches are measured"
-    return planned
+    return plan_of(StagedChain(graph=graph, chain=chain), strategies)

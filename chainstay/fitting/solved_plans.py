@@ -15,13 +15,13 @@ from torch import nn
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.budgets import bytes_of, share_of
 from chainstay.fitting.measured_graph import MeasuredGraph, next_larger
-from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
+from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.fitting.proportion import plan_in_proportion
 from chainstay.fitting.strategies.fastest import Strategies, plan_of, planned_blocks, solve_blocks
 from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.fitting.tried_plans import AnyPlan, Rehearse, tried
 from chainstay.planning.questions import plain_peak
-from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.cuts.chain import GraphChain, GraphStages
 from chainstay.runtime.capture.cuts.cut import cut_again, cut_into_chain
 from chainstay.runtime.capture.dynamo import MOST_SHAPES
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
@@ -29,8 +29,6 @@ from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.devices.device_memory import MARGIN
 from chainstay.runtime.devices.sharding import gathered, is_sharded
 from chainstay.runtime.execute.block_executor import PlannedBlocks
-from chainstay.runtime.joins.executor import PlannedJoin
-from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import (
@@ -43,12 +41,7 @@ from chainstay.runtime.measures.progress import progress_bar, say
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import UntraceableLossError, loss_stage
-from chainstay.runtime.stage.staged_graph import (
-    PlannedGraph,
-    StagedGraph,
-    subject_of,
-    with_graph,
-)
+from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedChain, subject_of
 from chainstay.solution import Solution
 from chainstay.units import format_bytes
 
@@ -74,7 +67,7 @@ class SolvedPlans:
     options: dict[Hashable, Any] = field(default_factory=dict)
     loss_costs: tuple[Account, int] | None = None
 
-    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph:
         """Measure a captured graph and plan it; see `PlanMaker`.
 
         One that is smaller than a measured one is planned by its costs.
@@ -90,13 +83,13 @@ class SolvedPlans:
             call = replace(call, observed=call.observed_again())
         known, settings = self.measure_graph(call, is_first=is_first), self.settings
 
-        def solved(limit: int) -> PlannedGraph | PlannedJoin:
+        def solved(limit: int) -> PlannedGraph:
             method, memory = settings.method, settings.memory
             strategies = Strategies(known.costs, limit, method, memory, known.attempt)
             strategies.try_all()
             return plan_of(known.staged, strategies)
 
-        def rehearsed(planned: PlannedGraph | PlannedJoin, limit: int) -> Rehearsal:
+        def rehearsed(planned: PlannedGraph, limit: int) -> Rehearsal:
             graph, loss = planned.graph, known.loss
             with measuring(call.device):
                 if not known.is_scaled and (loss is None or graph is not known.staged.graph):
@@ -197,9 +190,9 @@ class SolvedPlans:
         known = self.measured.get(call.key)
         if known is None or not self._has_options_wanted(call.model, known.costs):
             return None
-        if not is_alike(graph, known.staged.graph):
+        if graph.layout != known.staged.graph.layout:
             return None
-        staged = with_graph(known.staged.chain, graph, call.inputs)
+        staged = known.staged.with_graph(graph, call.inputs)
         return None if staged is None else replace(known, staged=staged)
 
     def measure_blocks(self, around: Around, *, is_first: bool) -> tuple[Around, MeasuredBlocks]:
@@ -308,7 +301,7 @@ class SolvedPlans:
         given = graph.boundary_bytes(len(graph.stages))
         costs = self._with_loss_costs(costs, given, is_scaled=is_scaled)
         return MeasuredGraph(
-            staged=StagedGraph(graph=graph, chain=costs.chain),
+            staged=StagedChain(graph=graph, chain=costs.chain),
             costs=costs,
             shapes=call.shapes,
             family=call.family,
@@ -340,7 +333,7 @@ class SolvedPlans:
             return None, True
 
     def _loss_stage(
-        self, output: OutputSample | None, graph: GraphChain | GraphJoin, inputs: Sequence[Any]
+        self, output: OutputSample | None, graph: GraphStages, inputs: Sequence[Any]
     ) -> ChainStage | None:
         if output is None:
             return None

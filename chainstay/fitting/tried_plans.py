@@ -9,14 +9,14 @@ from typing import Final, TypeAlias, TypeVar
 
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.runtime.execute.block_executor import PlannedBlocks
-from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.progress import say
 from chainstay.runtime.measures.rehearsal import Rehearsal
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.schedule import OpKind
 from chainstay.units import format_bytes
 
-AnyPlan = TypeVar("AnyPlan", PlannedGraph | PlannedJoin, PlannedBlocks)
+AnyPlan = TypeVar("AnyPlan", PlannedGraph, PlannedBlocks)
 
 Rehearse: TypeAlias = Callable[[AnyPlan, int], Rehearsal]
 
@@ -112,12 +112,12 @@ def _tried(
     return replace(planned, solution=solution)
 
 
-def _kind_of(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> tuple[object, ...]:
+def _kind_of(planned: Planned) -> tuple[object, ...]:
     """Return what plans have in common that the same bounds hold for."""
-    return type(planned), planned.solution.family, planned.solution.discards
+    return type(planned.profile), planned.solution.family, planned.solution.discards
 
 
-def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:
+def _keeps_all(planned: Planned) -> bool:
     schedule = planned.solution.schedule
     kinds = {op.kind for op in schedule}
     is_whole = not any(op.option for op in schedule)

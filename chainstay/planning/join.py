@@ -32,7 +32,6 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
 from chainstay.profiles import JoinProfile
 from chainstay.runtime.execute.liveness import plan_execution
 from chainstay.runtime.joins.account import JoinAccount
-from chainstay.runtime.joins.executor import shape_of
 from chainstay.runtime.joins.measured_join import MeasuredJoin
 from chainstay.runtime.joins.part_order import same_sum
 from chainstay.runtime.joins.staged_join import StagedJoin
@@ -255,7 +254,7 @@ def runnable_orders(measured: MeasuredJoin, schedule: Schedule) -> Iterator[Sche
 def can_run(stages: StagedJoin, schedule: Schedule) -> bool:
     """Return whether the runtime can run a schedule in its order of branches, bit for bit."""
     try:
-        plan = plan_execution(schedule, shape_of(stages))
+        plan = plan_execution(schedule, stages.shape)
     except InvalidScheduleError:
         return False
     rank = {stage: index for index, stage in enumerate(plan.backward)}

@@ -284,7 +284,7 @@ def test_what_kept_stages_read_is_let_go_too(stage: int) -> None:
     schedule = Schedule.parse(" ".join((*forwards, *reversed(backwards))))
     _, plan = tight_plan(schedule, movable_chain(case.measured.profile_for(schedule)))
     chain = planned(case, PlannedTransfers(schedule, plan, engine))
-    assert stage + 1 in chain._executor._plan.kept
+    assert stage + 1 in chain._executor.plan.kept
     case.step(chain)
     assert len(engine.were_last) > 1
     assert all(engine.were_last)

@@ -20,10 +20,11 @@ from torch import nn
 import chainstay
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.fitting.strategies import fastest, joins
 from chainstay.planning.join import peak_of_join, runnable_orders
-from chainstay.profiles import ChainProfile
-from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin
+from chainstay.profiles import ChainProfile, JoinProfile
+from chainstay.runtime.joins.executor import JoinExecutor
 from chainstay.runtime.joins.measured_join import measure_join
 from chainstay.schedule import Schedule
 from chainstay.solve import solve_join
@@ -278,7 +279,7 @@ def test_fit_takes_the_join_where_the_chain_needs_more() -> None:
     plain = [tensor.clone() for tensor in _step(model, args)]
     settings = {"budget": "75%", "stage_options": False, "repeats": 1}
     chainstay.fit(model, args, loss=loss_of, progress=False, **settings)  # type: ignore[arg-type]
-    assert isinstance(shown(model).plans[-1], PlannedJoin)
+    assert isinstance(shown(model).plans[-1].profile, JoinProfile)
     assert re.search(r"branches of \d+ and \d+ stages that meet, planned", str(model.chainstay))
     assert all(map(torch.equal, plain, _step(model, args)))
     chainstay.unfit(model)
@@ -309,12 +310,30 @@ def test_numbers_that_change_cost_no_planning(
     plain = copy.deepcopy(model)
     settings: Any = {"loss": loss_of, "stage_options": stage_options, "repeats": 1}
     chainstay.fit(model, (*args, 1.5), budget="60%", **settings)
-    assert isinstance(shown(model).plans[-1], PlannedJoin)
+    assert isinstance(shown(model).plans[-1].profile, JoinProfile)
     for number in range(4):
         model.temperature = plain.temperature = 1.0 + number
         found, expected = (_step(one, (*args, 1.5 + number)) for one in (model, plain))
         assert all(map(torch.equal, found, expected))
     assert len(shown(model).plans) == 1
+
+
+def test_copies_keep_the_plan_and_are_planned_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest, "_CLEARLY", Fraction(1, 100))  # however fast the chain is
+    torch.manual_seed(0)
+    model, args = Perceptrons(), (torch.randn(64, 32), torch.randn(64, 32))
+    plain = copy.deepcopy(model)
+    chainstay.fit(model, args, budget="60%", loss=loss_of, progress=False, repeats=1)
+    assert isinstance(shown(model).plans[-1].profile, JoinProfile)
+    planning = Mock()
+    monkeypatch.setattr(SolvedPlans, "of_graph", planning)
+    twin = copy.deepcopy(model)
+    assert str(shown(twin)) == str(shown(model))
+    for one in (twin, copy.deepcopy(twin), model):
+        assert all(map(torch.equal, _step(one, args), _step(plain, args)))
+        assert shown(one).solution == shown(model).solution
+    assert shown(twin).plans == shown(model).plans
+    planning.assert_not_called()
 
 
 def test_branches_are_measured_once_where_a_budget_is_refused(

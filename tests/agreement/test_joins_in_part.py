@@ -18,8 +18,8 @@ from chainstay.errors import InfeasibleBudgetError
 from chainstay.fitting.measured import measure_model
 from chainstay.fitting.planner import PlannerSettings
 from chainstay.planning.join import peak_of_join, solve_measured_join
+from chainstay.profiles import JoinProfile
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain
-from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.solve.join import solve_join
 from join_models import JoinCase, Siamese, three_steps_of
 from sgd_steps import differences, peak_of_step, two_plain_steps
@@ -222,9 +222,9 @@ def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             repeats=1,
             cache=folder / "costs",
         )
-        if isinstance(shown(model).plans[-1], PlannedJoin):
+        if isinstance(shown(model).plans[-1].profile, JoinProfile):
             break
-    assert isinstance(shown(model).plans[-1], PlannedJoin)
+    assert isinstance(shown(model).plans[-1].profile, JoinProfile)
     parts = shown(model).kept_in_part
     assert {part.branch for part in parts} <= {0, 1}
     assert parts

@@ -14,7 +14,7 @@ from chainstay import measure, solve_measured
 from chainstay.fitting.strategies.fastest import Strategies
 from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.fitting.strategies.memory_options import MemoryOptions
-from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_join_has_to_be_faster_beyond_the_noise_of_clocks(
     ways = Strategies(measured, solution.budget, "auto", memory, attempt)
     ways.found["recompute"] = replace(solution, makespan=1200)
     ways.found["join"] = replace(solution, makespan=20 * percent)
-    ways.join = cast("PlannedJoin", SimpleNamespace(plain_time=2000))
+    ways.join = cast("PlannedGraph", SimpleNamespace(plain_time=2000))
     assert ways.best == chosen
     times = {way.name: way.makespan for way in ways.table(chosen) if way.name in shown}
     assert times == shown

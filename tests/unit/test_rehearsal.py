@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ import chainstay
 from chainstay import InfeasibleBudgetError
 from chainstay.fitting import solved_plans
 from chainstay.fitting.tried_plans import tried
+from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
 from chainstay.runtime.stage.loss_stage import loss_stage
 from chainstay.schedule import Schedule
@@ -99,13 +100,14 @@ def test_a_plan_that_needs_more_is_replaced_by_a_tighter_one(
 @dataclass(frozen=True)
 class Chain:
     solution: Solution
+    profile: ClassVar[object] = object.__new__(ChainProfile)
 
     def close(self) -> None:
         pass
 
 
 class Join(Chain):
-    pass
+    profile = object.__new__(JoinProfile)
 
 
 @pytest.mark.parametrize(("second", "bounds"), [(Chain, (70, 60)), (Join, (0, 0))])

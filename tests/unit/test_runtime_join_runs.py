@@ -18,7 +18,7 @@ from chainstay.fitting.measured import MeasuredModel, measure_model
 from chainstay.fitting.planner import PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
 from chainstay.planning.join import solve_measured_join
-from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.schedule import Schedule
 
 WIDTH = 16
@@ -61,7 +61,7 @@ def loss_of(output: Pair) -> torch.Tensor:
 
 
 @cache
-def planned(kind: Callable[[], Apart]) -> tuple[MeasuredModel, PlannedJoin]:
+def planned(kind: Callable[[], Apart]) -> tuple[MeasuredModel, PlannedGraph]:
     """Nothing of the branches is kept but their inputs."""
     torch.manual_seed(1)
     settings = PlannerSettings(loss=loss_of, repeats=1, progress=False)

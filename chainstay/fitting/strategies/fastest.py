@@ -33,10 +33,9 @@ from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime.execute.alternatives import Alternative
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks, crosses_segment
-from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedGraph
+from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedChain
 from chainstay.runtime.transfer import Engine, PlannedTransfers, program_of
 from chainstay.solution import Method, Solution
 from chainstay.solve.offload import AutoOffload
@@ -74,7 +73,7 @@ class Strategies:
     attempt: JoinAttempt | None = None
     found: dict[str, Solution] = field(default_factory=dict)
     refused: dict[str, ChainstayError] = field(default_factory=dict)
-    join: PlannedJoin | None = None
+    join: PlannedGraph | None = None
 
     def try_all(self) -> None:
         """Fill `found` and `refused`.
@@ -220,7 +219,7 @@ class Strategies:
         return self.memory.obstacle if is_about_link else "recompute is False"
 
 
-def plan_of(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJoin:
+def plan_of(cut: StagedChain, strategies: Strategies) -> PlannedGraph:
     """Return the plan of the fastest strategy of those that were tried.
 
     Raises:
@@ -239,7 +238,7 @@ def plan_of(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJ
 
 
 def planned_graph(
-    staged: StagedGraph, costs: Measurement, solution: Solution, engine: Engine | None = None
+    staged: StagedChain, costs: Measurement, solution: Solution, engine: Engine | None = None
 ) -> PlannedGraph:
     """Return a graph by the schedule of `solution`.
 

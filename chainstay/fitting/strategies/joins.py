@@ -9,13 +9,14 @@ from chainstay.errors import PlanMismatchError
 from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.planning.join import can_run, solve_measured_join
 from chainstay.profiles import JoinProfile
-from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin, shape_of
+from chainstay.runtime.joins.executor import JoinExecutor
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.measured_join import MeasuredJoin, measure_join
 from chainstay.runtime.joins.staged_join import StagedJoin, parts_of
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.solution import Solution
 
 
@@ -48,7 +49,6 @@ class JoinAttempt:
                 measured = measure_join(
                     join,
                     parts,
-                    join.shared_names,
                     repeats=settings.repeats,
                     cache=settings.cache,
                     wants_options=settings.stage_options,
@@ -56,7 +56,7 @@ class JoinAttempt:
             self._known.append(measured)
         return self._known[0]
 
-    def plan(self, budget: int) -> PlannedJoin:
+    def plan(self, budget: int) -> PlannedGraph:
         """Return the plan within `budget` bytes.
 
         Raises:
@@ -71,7 +71,7 @@ class JoinAttempt:
         return replace(planned, overheads=overheads, plain_time=profile.least_time)
 
 
-def planned_join(stages: StagedJoin, solution: Solution, profile: JoinProfile) -> PlannedJoin:
+def planned_join(stages: StagedJoin, solution: Solution, profile: JoinProfile) -> PlannedGraph:
     """Return a join by the schedule of `solution`, its branches apart.
 
     The tail of the solution and of the profile has the loss behind it.
@@ -81,7 +81,7 @@ def planned_join(stages: StagedJoin, solution: Solution, profile: JoinProfile) -
             gradients in another order than plain training.
         InvalidScheduleError: This runtime cannot run the schedule.
     """
-    shape = shape_of(stages)
+    shape = stages.shape
     planned = (*map(len, profile.branches), len(profile.closing) - 1)
     if planned != (*shape.lengths, shape.tail):
         raise PlanMismatchError(
@@ -95,8 +95,8 @@ def planned_join(stages: StagedJoin, solution: Solution, profile: JoinProfile) -
             "another order than in plain training; plan again"
         )
     lengths = " and ".join(map(str, shape.lengths))
-    return PlannedJoin(
-        graph=stages.join,
+    return PlannedGraph(
+        staged=stages,
         executor=executor,
         solution=solution,
         profile=profile,

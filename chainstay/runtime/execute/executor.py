@@ -26,10 +26,12 @@ class Executor:
             under any). Operations on the loss are the user's: the plan assumes that the loss
             follows the forward at once, and the loss's backward its forward.
         transfers: Makes the transfers that the schedule has, if it has any.
+        shape: The shape of a join; see `JoinExecutor`.
 
     Attributes:
         chain: The chain, with the options that the schedule uses.
         transfers: As given.
+        plan: The schedule, as what forward and backward do.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages, or keeps one under an
@@ -38,24 +40,28 @@ class Executor:
     """
 
     def __init__(
-        self, chain: Chain, schedule: Schedule, transfers: PlannedTransfers | None = None
+        self,
+        chain: Chain,
+        schedule: Schedule,
+        transfers: PlannedTransfers | None = None,
+        shape: Shape | None = None,
     ) -> None:
-        used = used_options(chain.options, schedule, chain.stages)
+        own = shape or Shape(len(chain.stages))
+        used = used_options(chain.options, schedule, chain.stages, own.position)
         self.chain = replace(chain, options=used)
         self.transfers = transfers
-        plan = None if transfers is None else transfers.plan
-        self._plan = plan_execution(
-            matching(schedule, chain),
-            Shape(len(chain.stages)),
-            plan,
+        self.plan = plan_execution(
+            matching(schedule, chain) if shape is None else schedule,
+            own,
+            None if transfers is None else transfers.plan,
             {key: option.stages for key, option in used.items()},
         )
-        self._steps = tuple(stretched(self._plan, chain.stages, chain.effects))
+        self._steps = tuple(stretched(self.plan, chain.stages, chain.effects))
 
     def with_chain(self, chain: Chain) -> Executor:
         """The same schedule for a chain that is alike, and has the options that it uses."""
         alike = copy.copy(self)
-        steps = tuple(stretched(self._plan, chain.stages, chain.effects))
+        steps = tuple(stretched(self.plan, chain.stages, chain.effects))
         vars(alike).update(chain=chain, _steps=steps)
         return alike
 
@@ -66,17 +72,18 @@ class Executor:
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """Return the last state, from the first."""
-        chain = self.chain
         if not all(isinstance(step, Stretch) for step in self._steps):
-            require_repeatable_step(chain.options, shared, chain.device)
-        run = Run(
-            chain=chain,
-            plan=self._plan,
+            require_repeatable_step(self.chain.options, shared, self.chain.device)
+        return self._run(shared).forward(state, self._steps)
+
+    def _run(self, shared: Sequence[Any]) -> Run:
+        return Run(
+            chain=self.chain,
+            plan=self.plan,
             shared=shared,
-            pending=len(chain.stages) - 1,
+            pending=len(self.chain.stages) - 1,
             transfers=None if self.transfers is None else self.transfers.start(),
         )
-        return run.forward(state, self._steps)
 
 
 def matching(schedule: Schedule, chain: Chain) -> Schedule:

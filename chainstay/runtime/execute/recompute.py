@@ -68,10 +68,13 @@ class Stretch:
 def stretched(
     plan: ExecutionPlan, stages: Sequence[ChainStage], effects: Sequence[Effects]
 ) -> Iterator[Step | Stretch]:
-    """Yield the forward of `plan`, in which neighbours that only have to run are one stretch."""
+    """Yield the forward of `plan`, in which neighbours that only have to run are one stretch.
+
+    Stages of joins run one by one.
+    """
 
     def kind(step: Step) -> bool | None:
-        is_kept = step.stage in plan.kept and step.makes is None
+        is_kept = step.stage in plan.kept and step.makes is None and not plan.shape.lengths
         return effects[step.stage].are_noticed if is_kept else None
 
     for found, steps in groupby(plan.forward, kind):
@@ -112,9 +115,9 @@ class Run:
     transfers: StepTransfers | None = None
     held: list[MovableStorage] = field(default_factory=list)
 
-    def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
+    def forward(self, state: State, steps: Iterable[Step | Stretch]) -> State:
         """Run the forward: first runs build the graph, any others go beside it."""
-        for step in self.plan.forward if steps is None else steps:
+        for step in steps:
             if isinstance(step, Stretch) and not self.held:
                 with alone(step.effects):
                     for part in step.parts:  # a method's caller would hold the first one's input

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
 
-from chainstay.profiles import JoinProfile
-from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
-from chainstay.runtime.execute.planned import Planned
+from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.execute.liveness import Step
 from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import now, reorder
-from chainstay.runtime.joins.graph_join import GraphJoin
-from chainstay.runtime.joins.staged_join import StagedJoin, with_join
-from chainstay.runtime.options.table import OptionTable, require_repeatable_step, used_options
+from chainstay.runtime.joins.staged_join import StagedJoin
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
-
-
-def shape_of(join: StagedJoin) -> Shape:
-    """Return the number of stages in each part."""
-    return Shape(len(join.chain.stages) - sum(join.lengths), join.lengths)
 
 
 @dataclass(slots=True)
@@ -41,13 +32,13 @@ class _JoinRun(Run):
     inputs: tuple[int, ...] = ()
     ranges: dict[int, range] = field(default_factory=dict)
 
-    def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
+    def forward(self, state: State, steps: Iterable[Step | Stretch]) -> State:
         """The last state, from the first states of all branches in one; see `Run`."""
-        assert steps is None, "stages of joins run one by one"
         shape = self.plan.shape
         starts = accumulate(shape.lengths[:-1], initial=0)
         states = dict(zip(starts, cut(state, self.inputs), strict=True))  # that stages still read
-        for step in self.plan.forward:
+        for step in steps:
+            assert isinstance(step, Step), "stages of joins run one by one"
             if step.is_first:
                 read = chain.from_iterable(map(states.pop, shape.inputs(step.stage)))
                 states[shape.output(step.stage)] = self.first_run(step, tuple(read))
@@ -69,70 +60,24 @@ class _JoinRun(Run):
         return output
 
 
-class JoinExecutor:
-    """Runs a join by a schedule; what comes out hangs on an ordinary autograd graph.
-
-    Attributes:
-        chain: The stages, branch by branch, with the options that the schedule uses.
+class JoinExecutor(Executor):
+    """Runs a join by a schedule; its first and last states are those of all branches in one.
 
     Raises:
         InvalidScheduleError: This runtime cannot run the schedule.
         PlanMismatchError: It keeps a stage under an option that the stage does not have.
     """
 
-    transfers: None = None  # joins move nothing
-
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
-        self._join = join
-        self._inputs = tuple(map(len, join.join.given))
-        chain, shape = join.chain, shape_of(join)
-        used = used_options(chain.options, schedule, chain.stages, shape.position)
-        self.chain = replace(chain, options=used)
-        self.plan: ExecutionPlan = plan_execution(schedule, shape)
+        super().__init__(join.chain, schedule, shape=join.shape)
+        self._inputs, self._widths = tuple(map(len, join.graph.given)), join.graph.widths
 
-    def for_join(self, join: GraphJoin, inputs: Sequence[Any]) -> JoinExecutor | None:
-        """The same schedule for a join with other numbers; ``None`` if its options do not fit."""
-        staged = with_join(replace(self._join, chain=self.chain), join, inputs)
-        if staged is None:
-            return None
-        alike = copy(self)
-        vars(alike).update(_join=staged, chain=staged.chain)
-        return alike
-
-    def __call__(self, given: State, shared: Sequence[Any]) -> State:
-        """Return the last state, from the first states of all branches in one."""
-        chain = self.chain
-        require_repeatable_step(chain.options, shared, chain.device)
-        run = _JoinRun(
-            chain=chain,
+    def _run(self, shared: Sequence[Any]) -> Run:
+        return _JoinRun(
+            chain=self.chain,
             plan=self.plan,
             shared=shared,
-            pending=len(chain.stages) - 1,
-            widths=self._join.join.widths,
+            pending=len(self.chain.stages) - 1,
+            widths=self._widths,
             inputs=self._inputs,
         )
-        return run.forward(given)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedJoin(Planned):
-    """A model's forward by a plan for its branches and their tail, with the costs of these."""
-
-    graph: GraphJoin
-    executor: JoinExecutor
-    profile: JoinProfile
-
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Return the outputs of the graph."""
-        given, shared = self.graph.begin(inputs)
-        return self.graph.finish(self.executor(given, shared), shared)
-
-    @property
-    def options(self) -> OptionTable:
-        """See `Planned`."""
-        return self.executor.chain.options
-
-    def for_graph(self, graph: GraphJoin, inputs: Sequence[Any]) -> PlannedJoin | None:
-        """The plan for a graph with other numbers; ``None`` if its options do not fit these."""
-        executor = self.executor.for_join(graph, inputs)
-        return None if executor is None else replace(self, graph=graph, executor=executor)

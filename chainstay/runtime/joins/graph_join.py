@@ -42,6 +42,12 @@ class GraphJoin(GraphStages):
         return self.finish(_run(self.tail, met, shared), shared)
 
     @property
+    def layout(self) -> object:
+        """The parts, and the names and sizes of their stages; see `GraphStages`."""
+        stages = [(stage.name, stage.operators, stage.saved_bytes) for stage in self.stages]
+        return self.lengths, self.given, self.widths, stages
+
+    @property
     def branches(self) -> tuple[tuple[GraphStage, ...], ...]:
         """The stages of each branch, in the order in which they run."""
         ends = accumulate(self.lengths, initial=0)

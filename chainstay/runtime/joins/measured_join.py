@@ -45,10 +45,9 @@ class MeasuredJoin(StagedJoin):
     account: JoinAccount
 
 
-def measure_join(  # noqa: PLR0913  # what to measure, and how
+def measure_join(
     join: GraphJoin,
     parts: Sequence[Subject],
-    names: tuple[str, ...],
     *,
     repeats: int,
     cache: str | os.PathLike[str] | None,
@@ -56,8 +55,7 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
 ) -> MeasuredJoin:
     """Measure time and memory of every stage of a join; call it inside `measuring`.
 
-    `parts` are those that `parts_of` found; `names` is what messages call the values that all
-    stages may read; `repeats` and `cache` are as for `chainstay.measure`.
+    `parts` are those that `parts_of` found; `repeats` and `cache` are as for `chainstay.measure`.
 
     Raises:
         UnsupportedModelError: A stage or the loss fails; the text names it.
@@ -71,7 +69,7 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
         options = options_on_file(account, parts) if wants_options else {}
         if options is not None:
             account = account if wants_options else account.without_options()
-            return _measured(staged(join, parts, effects_of(parts), names), account, options)
+            return _measured(staged(join, parts, effects_of(parts)), account, options)
     observed = [timed(observe_chain(part), part, repeats) for part in parts]
     branches, stages = len(join.branches), list(chain.from_iterable(observed))
     options, found = {}, []
@@ -92,12 +90,12 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
     if path is not None:
         write_sealed(path, KIND, VERSION, asdict(account))
     effects = tuple(observation.effects for observation in stages if not observation.stage.is_loss)
-    return _measured(staged(join, parts, effects, names), account, options)
+    return _measured(staged(join, parts, effects), account, options)
 
 
 def _measured(stages: StagedJoin, account: JoinAccount, options: OptionTable) -> MeasuredJoin:
     own = replace(stages.chain, options=options)
-    return MeasuredJoin(join=stages.join, chain=own, lengths=stages.lengths, account=account)
+    return MeasuredJoin(graph=stages.graph, chain=own, lengths=stages.lengths, account=account)
 
 
 def _memories(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from chainstay.runtime.capture.cuts.programs import GraphStage
+from chainstay.runtime.execute.liveness import Shape
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.progress import Progress, unseen
@@ -17,47 +18,40 @@ from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.runtime.stage.loss_stage import on_stand_ins
-from chainstay.runtime.stage.staged_graph import chain_alike
+from chainstay.runtime.stage.staged_graph import StagedGraph
 from chainstay.runtime.stage.states import State, detached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedJoin:
-    """A join, and what it takes to run it.
+class StagedJoin(StagedGraph):
+    """A captured graph, cut into a join, and its stages, some joined.
 
     Attributes:
-        join: The join.
-        chain: All its stages, branch by branch and then the tail, some joined; the loss excluded.
-        lengths: How many of them each branch has.
+        lengths: How many stages each branch has.
     """
 
-    join: GraphJoin
-    chain: Chain
+    graph: GraphJoin
     lengths: tuple[int, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """The number of stages in each part."""
+        return Shape(len(self.chain.stages) - sum(self.lengths), self.lengths)
 
     @property
     def sums(self) -> tuple[tuple[int, ...], ...]:
         """The sums of the join, stages as their positions in the chain; see `GraphJoin`."""
         stages = enumerate(self.chain.stages)
         position = {id(part): index for index, stage in stages for part in stage.parts}
-        return tuple(tuple(position[id(stage)] for stage in own) for own in self.join.sums)
+        return tuple(tuple(position[id(stage)] for stage in own) for own in self.graph.sums)
 
-
-def with_join(former: StagedJoin, join: GraphJoin, inputs: Sequence[Any]) -> StagedJoin | None:
-    """Return the stages of a join, joined where those of one that is alike are.
-
-    ``None`` if options of these are no longer what they were.
-    """
-    sizes = (*former.lengths, len(former.chain.stages))  # the tail is what is left
-
-    def subjects(stages: tuple[ChainStage, ...]) -> Iterator[Subject]:
-        following = iter(stages)
-        parts = parts_of(join, inputs, None, former.chain.device)
+    def subjects(self, inputs: Sequence[Any]) -> Iterable[Subject]:
+        """Return the branches and the tail; see `StagedGraph`."""
+        stages = iter(self.chain.stages)
+        parts = parts_of(self.graph, inputs, None, self.chain.device)
+        sizes = (*self.lengths, self.shape.tail)
         for part, size in zip(parts, sizes, strict=False):  # there may be no tail
-            yield replace(part, stages=tuple(islice(following, size)))
-
-    chain = chain_alike(former.chain, join, subjects)
-    return None if chain is None else replace(former, join=join, chain=chain)
+            yield replace(part, stages=tuple(islice(stages, size)))
 
 
 def parts_of(
@@ -103,13 +97,13 @@ def _alone(stages: Iterable[GraphStage]) -> list[ChainStage]:
     return [ChainStage(stage.name, (stage,)) for stage in stages]
 
 
-def staged(
-    join: GraphJoin, parts: Sequence[Subject], effects: tuple[Effects, ...], names: tuple[str, ...]
-) -> StagedJoin:
+def staged(join: GraphJoin, parts: Sequence[Subject], effects: tuple[Effects, ...]) -> StagedJoin:
     """Return the join made of the parts that `parts_of` found, with the effects of its stages."""
     stages = tuple(stage for part in parts for stage in part.model_stages)
     return StagedJoin(
-        join=join,
-        chain=Chain(stages=stages, device=parts[0].device, names=names, effects=effects),
+        graph=join,
+        chain=Chain(
+            stages=stages, device=parts[0].device, names=join.shared_names, effects=effects
+        ),
         lengths=tuple(len(part.stages) for part in parts[: len(join.lengths)]),
     )

@@ -239,7 +239,7 @@ class _Chain:
                 effects=(timed.effects,),
             )
             runs.append(_DroppedRun(chain, _DROPPED, self.shared, pending=0, clock=self.clock))
-            return runs[-1].forward
+            return partial(runs[-1].forward, steps=_DROPPED.forward)
 
         count = sum(not timed.stage.is_loss for timed in self.stages)
         for index, forward, backward in self._passed(count, start):

@@ -48,7 +48,7 @@ from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.given_stages import Model, StageLoop, named_stages
 from chainstay.runtime.stage.loss_stage import Loss, loss_stage, require_loss
-from chainstay.runtime.stage.staged_graph import subject_of, with_graph
+from chainstay.runtime.stage.staged_graph import StagedChain, subject_of
 from chainstay.runtime.transfer import Engine, PlannedTransfers, engine_for, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
@@ -167,7 +167,8 @@ class PlannedChain(StageLoop):
         graph = cut_again(observed, measured.graph.cuts)
         staged = None
         if graph is not None and key == measured.key:
-            staged = with_graph(self._executor.chain, graph, found.inputs)
+            former = StagedChain(graph=measured.graph, chain=self._executor.chain)
+            staged = former.with_graph(graph, found.inputs)
         if graph is None or staged is None:
             raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
         executor = self._executor.with_chain(staged.chain)

@@ -16,7 +16,6 @@ from chainstay.runtime.capture.blocks.sample import blocks_run_by
 from chainstay.runtime.capture.trials.isolation import zeroed_gradients
 from chainstay.runtime.devices.memory import operator_beyond, trace_memory
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
-from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.boundary import Gradients, seeded
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -39,7 +38,7 @@ class Rehearsal:
 
 
 def rehearse_graph(
-    planned: PlannedGraph | PlannedJoin, inputs: Sequence[Any], loss: ChainStage | None, limit: int
+    planned: PlannedGraph, inputs: Sequence[Any], loss: ChainStage | None, limit: int
 ) -> Rehearsal:
     """Run a captured graph by its plan, forward and backward; call it inside `measuring`."""
     graph = planned.graph

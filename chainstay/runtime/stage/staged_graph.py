@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, islice, pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -28,11 +30,57 @@ from chainstay.solution import Solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedGraph:
-    """A captured graph, cut, and its stages, some joined."""
+class StagedGraph(ABC):
+    """A captured graph, cut, and its stages, some joined.
+
+    Attributes:
+        graph: The graph, cut.
+        chain: The stages, the loss excluded; those of a join branch by branch, then the tail.
+    """
+
+    graph: GraphStages
+    chain: Chain
+
+    @abstractmethod
+    def subjects(self, inputs: Sequence[Any]) -> Iterable[Subject]:
+        """Return the stages, to be run on inputs of the graph; call it inside `measuring`."""
+
+    def with_graph(self, graph: GraphStages, inputs: Sequence[Any]) -> Self | None:
+        """Return the stages of a graph, joined where these are, which is alike.
+
+        ``None`` if options of these are no longer what they were: with a probability of 0, dropout
+        saves nothing.
+
+        What was seen of a stage counts for one that is equal, numbers included. Another one may do
+        what it says it may: dropout with a probability of 0 draws nothing, with another it does.
+        """
+        former = self.chain
+        stages = grouped_alike(graph, former.stages)
+        effects = []
+        for stage, before, known in zip(stages, former.stages, former.effects, strict=True):
+            own = stage.effects  # positions of shared values may be others
+            is_same = _texts(stage) == _texts(before)
+            # A call's number may decide whether it draws.
+            is_same = is_same and stage.effects.draws_random == before.effects.draws_random
+            seen = replace(own, draws_random=known.draws_random, draws_on_host=known.draws_on_host)
+            effects.append(seen if is_same else own)
+        chain = replace(former, stages=stages, names=graph.shared_names, effects=tuple(effects))
+        again = replace(self, graph=graph, chain=chain)
+        with measuring(former.device):
+            options = options_again(former.options, stages, partial(again.subjects, inputs))
+        return None if options is None else replace(again, chain=replace(chain, options=options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedChain(StagedGraph):
+    """A captured graph, cut into a chain, and its stages, some joined."""
 
     graph: GraphChain
-    chain: Chain
+
+    def subjects(self, inputs: Sequence[Any]) -> Iterable[Subject]:
+        """Return the one subject; see `StagedGraph`."""
+        own = subject_of(self.graph, inputs, None, self.chain.device, merges=False)
+        return (replace(own, stages=self.chain.stages),)
 
     def planned(
         self, solution: Solution, profile: ChainProfile, transfers: PlannedTransfers | None = None
@@ -58,7 +106,6 @@ class PlannedGraph(Planned):
 
     staged: StagedGraph
     executor: Executor
-    profile: ChainProfile
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Return the outputs of the graph."""
@@ -66,7 +113,7 @@ class PlannedGraph(Planned):
         return self.graph.finish(self.executor(state, shared), shared)
 
     @property
-    def graph(self) -> GraphChain:
+    def graph(self) -> GraphStages:
         """The graph, cut."""
         return self.staged.graph
 
@@ -75,9 +122,9 @@ class PlannedGraph(Planned):
         """See `Planned`."""
         return self.executor.chain.options
 
-    def for_graph(self, graph: GraphChain, inputs: Sequence[Any]) -> PlannedGraph | None:
+    def for_graph(self, graph: GraphStages, inputs: Sequence[Any]) -> PlannedGraph | None:
         """The plan for a graph with other numbers; ``None`` if its options do not fit these."""
-        staged = with_graph(self.executor.chain, graph, inputs)
+        staged = replace(self.staged, chain=self.executor.chain).with_graph(graph, inputs)
         if staged is None:
             return None
         return replace(self, staged=staged, executor=self.executor.with_chain(staged.chain))
@@ -126,7 +173,7 @@ def _blocks(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[tuple[int,
     return tuple((first, after - 1) for first, after in pairwise(borders) if after - first > 1)
 
 
-def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
+def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedChain:
     """The stages of a graph, run once each; call it inside `measuring`."""
     chain = Chain(
         stages=subject.model_stages,
@@ -134,67 +181,13 @@ def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
         names=graph.shared_names,
         effects=effects_of([subject]),
     )
-    return StagedGraph(graph=graph, chain=chain)
+    return StagedChain(graph=graph, chain=chain)
 
 
 def grouped_alike(graph: GraphStages, stages: Sequence[ChainStage]) -> tuple[ChainStage, ...]:
     """Return the stages of a graph, joined where those of a graph that is alike are."""
     parts = iter(graph.stages)
     return tuple(replace(stage, parts=tuple(islice(parts, len(stage.parts)))) for stage in stages)
-
-
-def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
-    """The stages of a graph, joined where those of a graph that is alike are.
-
-    ``None`` if options of these are no longer what they were, see `chain_alike`.
-    """
-
-    def subjects(stages: tuple[ChainStage, ...]) -> Iterator[Subject]:
-        own = subject_of(graph, inputs, None, former.device, merges=False)
-        yield replace(own, stages=stages)
-
-    chain = chain_alike(former, graph, subjects)
-    return None if chain is None else StagedGraph(graph=graph, chain=chain)
-
-
-def chain_alike(
-    former: Chain,
-    graph: GraphStages,
-    subjects: Callable[[tuple[ChainStage, ...]], Iterator[Subject]],
-) -> Chain | None:
-    """Return the stages of a graph, joined where those of one that is alike are.
-
-    ``None`` if options of these are no longer what they were: with a probability of 0, dropout
-    saves nothing.
-
-    What was seen of a stage counts for one that is equal, numbers included. Another one may do
-    what it says it may: dropout with a probability of 0 draws nothing, with another it does.
-
-    Args:
-        former: The stages of the graph that is alike.
-        graph: The graph.
-        subjects: Yields the parts of the graph, made of these stages, to be run.
-    """
-    stages = grouped_alike(graph, former.stages)
-    effects = []
-    for stage, before, known in zip(stages, former.stages, former.effects, strict=True):
-        own = stage.effects  # positions of shared values may be others
-        is_same = _texts(stage) == _texts(before)
-        # A call's number may decide whether it draws.
-        is_same = is_same and stage.effects.draws_random == before.effects.draws_random
-        seen = replace(own, draws_random=known.draws_random, draws_on_host=known.draws_on_host)
-        effects.append(seen if is_same else own)
-    with measuring(former.device):
-        options = options_again(former.options, stages, lambda: subjects(stages))
-    if options is None:
-        return None
-    return Chain(
-        stages=stages,
-        device=former.device,
-        names=graph.shared_names,
-        effects=tuple(effects),
-        options=options,
-    )
 
 
 def _texts(stage: ChainStage) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -68,7 +69,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GraphStages:
+class GraphStages(ABC):
     """A captured forward, cut into stages.
 
     What needs no gradient is shared: inputs of the graph, its constants, and what the prologue
@@ -93,6 +94,11 @@ class GraphStages:
     prologue: Program
     state_inputs: tuple[int, ...]
     output: tuple[Position | object, ...]
+
+    @property
+    @abstractmethod
+    def layout(self) -> object:
+        """What graphs have in common that differ in numbers only, and are cut alike."""
 
     @property
     def shared_names(self) -> tuple[str, ...]:
@@ -169,6 +175,11 @@ class GraphChain(GraphStages):
         for stage in self.stages:
             state = stage(state, shared)
         return self.finish(state, shared)
+
+    @property
+    def layout(self) -> object:
+        """Shapes, types and gradients of what the stages pass on; see `GraphStages`."""
+        return [[(v.shape, v.dtype, v.requires_grad) for v in state] for state in self.boundaries]
 
     def boundary_bytes(self, cut: int) -> int:
         """Return the bytes of state `cut` kept alone; what model and caller hold is left out."""
