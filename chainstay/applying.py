@@ -20,7 +20,7 @@ from chainstay.errors import InvalidPlanError, PlanMismatchError
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted, require_fitted
 from chainstay.fitting.front import require_model
-from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings
+from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
 from chainstay.plans import Cut, Fingerprint, OptionChoice, Plan, load_plan
 from chainstay.problems.hybrid import HybridSolution
@@ -95,14 +95,13 @@ def plan_of(model: nn.Module) -> Plan:
     """
     fitted = require_fitted(model)
     noted = fitted.latest
-    planned = cast("AnyPlanned", noted.planned)
     assert noted.fingerprint is not None, "a fitted model is planned by calls of it"
     granularity = fitted.settings.granularity
-    return planned_as_plan(planned, type(model).__name__, granularity, noted.fingerprint)
+    return planned_as_plan(noted.planned, type(model).__name__, granularity, noted.fingerprint)
 
 
 def planned_as_plan(
-    planned: AnyPlanned, name: str, granularity: Granularity, fingerprint: Fingerprint
+    planned: Planned, name: str, granularity: Granularity, fingerprint: Fingerprint
 ) -> Plan:
     """Return the plan file of a planned model.
 
@@ -358,7 +357,7 @@ def _require_equal(planned: Fingerprint, present: Fingerprint) -> None:
         )
 
 
-def _cut_of(planned: AnyPlanned) -> str:
+def _cut_of(planned: Planned) -> str:
     if isinstance(planned.profile, JoinProfile):
         return "join"
     return "blocks" if isinstance(planned, PlannedBlocks) else "graph"
@@ -384,7 +383,7 @@ def _chosen_options(
 
 def _choices_of(planned: Planned) -> Iterator[OptionChoice]:
     """Yield the options that a plan uses."""
-    for (stage, number), option in sorted(planned.options.items(), key=itemgetter(0)):
+    for (stage, number), option in sorted(planned.chain.options.items(), key=itemgetter(0)):
         selection = option.selection
         yield OptionChoice(
             stage=stage,

@@ -23,10 +23,10 @@ from chainstay.cli.strategies import (
 )
 from chainstay.cli.terminal import spinner
 from chainstay.fitting.measured import MeasuredModel
-from chainstay.fitting.planner import AnyPlanned
 from chainstay.fitting.strategies.fastest import STRATEGIES, Strategies
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.profiles import Link
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.solution import Method
 from chainstay.solve.budgets import parse_budget
@@ -64,7 +64,7 @@ def plan_model(
     chosen = fastest_strategy(strategies, plain.makespan)
     assert chosen.solution is not None, "chosen from those that were solved"
     if join is not None and chosen.solution is join.solution:
-        planned: AnyPlanned = join
+        planned: Planned = join
     else:
         engine = memory.engine_for(chosen.solution, device)
         planned = costs.model.planned(chosen.solution, engine)

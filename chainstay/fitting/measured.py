@@ -12,7 +12,7 @@ from torch import nn
 from chainstay.fitting.blocks import release_blocks
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted
-from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings, stages_of
+from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings
 from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.fitting.strategies.fastest import planned_blocks, planned_graph, solve_blocks
 from chainstay.fitting.strategies.joins import JoinAttempt
@@ -20,6 +20,7 @@ from chainstay.planning import solve_measured
 from chainstay.plans import Fingerprint
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.execute.block_executor import PlannedBlocks
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks
 from chainstay.runtime.measures.measured import Measurement
@@ -66,10 +67,10 @@ class MeasuredModel:
         assert self.staged is not None, "what has no blocks has a graph"
         return planned_graph(self.staged, self.costs, solution, engine)
 
-    def fingerprint(self, planned: AnyPlanned) -> Fingerprint:
+    def fingerprint(self, planned: Planned) -> Fingerprint:
         """Return the fingerprint that a plan for this model gets."""
         device = self.costs.chain.device
-        return fingerprint_of(self.call, device, stages_of(planned))
+        return fingerprint_of(self.call, device, planned.chain.stages)
 
     @contextmanager
     def running(self, planned: AnyPlanned) -> Iterator[None]:

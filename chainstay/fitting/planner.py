@@ -43,7 +43,6 @@ from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.progress import say
-from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import Loss
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.solution import Method
@@ -292,9 +291,7 @@ class Planner:
         say(f"planning for {kind} {shapes} ...", wanted=self.settings.progress)
         return True
 
-    def add(
-        self, planned: AnyPlanned, shapes: str, call: Call | None, device: torch.device
-    ) -> None:
+    def add(self, planned: Planned, shapes: str, call: Call | None, device: torch.device) -> None:
         """Note a new plan, and tell of it in one line."""
         self.shapes.add(shapes)
         self.plans.append(_noted(planned, call, device))
@@ -360,15 +357,9 @@ class Planner:
         return replace(self, known=known, plans=plans, shapes=set(self.shapes))
 
 
-def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> NotedPlan:
-    fingerprint = None if call is None else fingerprint_of(call, device, stages_of(planned))
+def _noted(planned: Planned, call: Call | None, device: torch.device) -> NotedPlan:
+    fingerprint = None if call is None else fingerprint_of(call, device, planned.chain.stages)
     return NotedPlan(planned, fingerprint)
-
-
-def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
-    """Return the stages that a plan's schedule speaks about, the loss excluded."""
-    runner = planned.schedule if isinstance(planned, PlannedBlocks) else planned.executor
-    return runner.chain.stages
 
 
 def listed_shapes(tensors: Sequence[torch.Tensor]) -> str:

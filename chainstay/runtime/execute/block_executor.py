@@ -278,6 +278,6 @@ class PlannedBlocks(Planned):
     profile: ChainProfile
 
     @property
-    def options(self) -> OptionTable:
+    def chain(self) -> Chain:
         """See `Planned`."""
-        return self.schedule.chain.options
+        return self.schedule.chain

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.execute.alternatives import Alternative
-from chainstay.runtime.options.table import OptionTable
+from chainstay.runtime.stage.chain import Chain
 from chainstay.solution import Solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(ABC):
     """A model's forward by a plan.
 
     Attributes:
@@ -35,9 +36,9 @@ class Planned:
     alternatives: tuple[Alternative, ...] = ()
 
     @property
-    def options(self) -> OptionTable:
-        """The options of stages that it uses, by stage and number."""
-        return {}
+    @abstractmethod
+    def chain(self) -> Chain:
+        """The stages that the schedule speaks about, with the options that it uses."""
 
     @property
     def slowdown(self) -> float:
@@ -45,5 +46,5 @@ class Planned:
         least = self.plain_time or self.profile.least_time
         return float(self.solution.makespan) / least - 1 if least else 0.0
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # few hold anything
         """Let go of what the plan holds besides the model; it is not called again."""

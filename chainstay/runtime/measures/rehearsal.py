@@ -42,7 +42,7 @@ def rehearse_graph(
 ) -> Rehearsal:
     """Run a captured graph by its plan, forward and backward; call it inside `measuring`."""
     graph = planned.graph
-    device = planned.executor.chain.device
+    device = planned.chain.device
     stand_ins = graph.stand_ins(inputs)
     given = stand_ins.of_all(inputs)
     loss = None if loss is None else on_stand_ins(loss, stand_ins)

@@ -19,7 +19,6 @@ from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import effects_of, measuring
 from chainstay.runtime.measures.option_costs import options_again
 from chainstay.runtime.measures.progress import Progress, unseen
-from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
@@ -118,13 +117,13 @@ class PlannedGraph(Planned):
         return self.staged.graph
 
     @property
-    def options(self) -> OptionTable:
+    def chain(self) -> Chain:
         """See `Planned`."""
-        return self.executor.chain.options
+        return self.executor.chain
 
     def for_graph(self, graph: GraphStages, inputs: Sequence[Any]) -> PlannedGraph | None:
         """The plan for a graph with other numbers; ``None`` if its options do not fit these."""
-        staged = replace(self.staged, chain=self.executor.chain).with_graph(graph, inputs)
+        staged = replace(self.staged, chain=self.chain).with_graph(graph, inputs)
         if staged is None:
             return None
         return replace(self, staged=staged, executor=self.executor.with_chain(staged.chain))
