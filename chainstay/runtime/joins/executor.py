@@ -1,4 +1,4 @@
-"""A join with a plan: from the branches' inputs to the model's output."""
+"""A join with a plan: from the branches' first states to the last state."""
 
 from __future__ import annotations
 

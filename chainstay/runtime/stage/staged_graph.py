@@ -101,7 +101,7 @@ class StagedChain(StagedGraph):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGraph(Planned):
-    """A captured graph by a plan, with the costs of its stages."""
+    """A captured graph, cut into a chain or a join, by a plan, with the costs of its stages."""
 
     staged: StagedGraph
     executor: Executor
