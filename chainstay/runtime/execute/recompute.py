@@ -160,7 +160,8 @@ class Run:
                 )
             run = self._option_run(step, self.shared)
             if run is not None:
-                output = run_option(run, state, step.stage, self._offload_hook(step, state))
+                policy = self._offload_hook(step, state, self.shared)
+                output = run_option(run, state, step.stage, policy)
             else:
                 with self._hooked(step, state):
                     output = self._run(step, state, self.shared)
@@ -204,7 +205,6 @@ class Run:
             handles=Handles.of([self.handles[s] for s in step.stages if step.captures]),
             released=Source.of(state) if step.releases_input else None,
             stops_when_done=not (step.output_wanted or effects.fills_what_it_saved or step.option),
-            policy=self._offload_hook(step, state) if step.captures else None,
         )
         if capture.is_done and not step.output_wanted:
             return
@@ -213,6 +213,8 @@ class Run:
         shared = self.shared
         for environment in reversed(environments):
             shared = environment.shared_for(shared, self.chain.names, for_last_time=step.is_last)
+        if step.captures:
+            capture.policy = self._offload_hook(step, state, shared)
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
         with (
             torch.enable_grad(),
@@ -284,7 +286,7 @@ class Run:
         """Return the hooks for what a first run saves, or none where all of it stays."""
         stage = step.stage
         prepare = partial(self.prepare_backward, stage)
-        policy = self._offload_hook(step, state) if step.captures else None
+        policy = self._offload_hook(step, state, self.shared) if step.captures else None
         if step.captures and not step.releases_input:
             return nullcontext() if policy is None else policy.hooks()
         handles = self.handles[stage] = Handles()
@@ -295,14 +297,18 @@ class Run:
         )
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    def _offload_hook(self, step: Step, state: State) -> OffloadHook | None:
-        """Return the hook for tensors that move among those that a run saves."""
+    def _offload_hook(self, step: Step, state: State, shared: Sequence[Any]) -> OffloadHook | None:
+        """Return the hook for tensors that move among those that a run saves.
+
+        Copies of buffers from before the first run stay, as the buffers do: who runs a stage again
+        holds them.
+        """
         if self.transfers is None:
             return None
         prepare = partial(self.prepare_backward, step.stage)
         effects = self.chain.effects[step.stage]
-        shared = [self.shared[position] for position in (*effects.only_read, *effects.written)]
-        given = (*state, *(value for value in shared if isinstance(value, torch.Tensor)))
+        read = [shared[position] for position in (*effects.only_read, *effects.written)]
+        given = (*state, *(value for value in read if isinstance(value, torch.Tensor)))
         return self.transfers.hook(step, given, prepare)
 
 
