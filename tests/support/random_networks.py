@@ -58,6 +58,8 @@ torch.stack([{x}, {y}, {x}]).amax(0)
 torch.cat([{y}[:2], {x}[2:]])
 torch.cat({x}.chunk(2, 1)[::-1], 1)
 {x}.mean(1, keepdim=True).expand_as({x}) + {x}
+torch.stack([a * b.tanh() for a, b in zip({x}, {y})])
+sum({x}) / 4 + {y}
 torch.zeros_like({x}).index_add(0, torch.arange(4).flip(0), {x}) + {y}
 {x} * `nn.Parameter(torch.ones(()))`
 checkpoint(torch.tanh, {x}, use_reentrant=False)
@@ -99,6 +101,7 @@ F.fold(F.unfold({x}, 3, padding=1), (8, 8), 3, padding=1) / 9
 `nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)`({x})
 F.scaled_dot_product_attention({x}, {y}, {x}, is_causal=True)
 F.scaled_dot_product_attention(*`nn.Linear(8, 24)`({x}).chunk(3, -1), dropout_p=0.1)
+F.scaled_dot_product_attention(*`nn.Linear(8, 24)`({x}).unflatten(2, (3, 8)).movedim(2, 0))
 `nn.GRU(8, 8, batch_first=True)`({x})[0]
 `nn.Conv1d(8, 8, 3, padding=1)`({x}.transpose(1, 2)).transpose(1, 2)
 torch.einsum("btc,cd->btd", {x}, `nn.Parameter(torch.eye(8))`)
