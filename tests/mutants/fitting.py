@@ -93,6 +93,12 @@ _EXTRACTION: Final = (
         "unit/test_extraction_referee.py",
     ),
     Mutant(
+        "runtime/capture/values/conditions.py",
+        "if self.fn in (bool, not_) and",
+        "if self.fn is bool and",
+        "agreement/test_conditions.py::test_another_answer_is_another_graph",
+    ),
+    Mutant(
         "runtime/capture/tracing.py",
         '        (tensors, "unpack_var_sequence", _unpacked(tensors)),\n',
         "",

@@ -154,6 +154,12 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
+        "capture.policy = self._offload_hook(step, state, shared)",
+        "capture.policy = self._offload_hook(step, state, self.shared)",
+        "agreement/test_combined_training.py::test_what_is_kept_in_part_is_away_too[normalized_case-26]",
+    ),
+    Mutant(
+        "runtime/execute/recompute.py",
         "            Environment.first_of(environments).entered(self.shared),",
         "            nullcontext(),",
         "agreement/test_runtime_bit_for_bit.py::test_three_steps_are_equal",

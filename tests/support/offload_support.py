@@ -21,7 +21,17 @@ from chainstay.solve.offload import solve_offload
 from models import gpt2, resnet50
 from runtime_support import StepRecord, train
 
-__all__ = ["BUGS", "FAST", "LATE", "SLOW", "Case", "gpt_case", "perceptron_case", "resnet_case"]
+__all__ = [
+    "BUGS",
+    "FAST",
+    "LATE",
+    "SLOW",
+    "Case",
+    "gpt_case",
+    "normalized_case",
+    "perceptron_case",
+    "resnet_case",
+]
 
 FAST = Link.from_bytes_per_second(4_000_000_000, latency_ns=20_000, duplex="full")
 """Of the engine, so that tests need not wait; plans are made for the double's own link."""
@@ -147,6 +157,17 @@ def gpt_case() -> Case:
     return Case.of(
         model, tokens, lambda scores: functional.cross_entropy(scores.flatten(0, 1), following)
     )
+
+
+@cache
+def normalized_case() -> Case:
+    """Six small stages with statistics as large as a few rows of what passes."""
+    torch.manual_seed(0)
+    stages = [
+        nn.Sequential(nn.Linear(256, 256), nn.BatchNorm1d(256), nn.GELU(), nn.Linear(256, 256))
+        for _ in range(6)
+    ]
+    return Case.of(nn.Sequential(*stages), torch.randn(8, 256), lambda out: out.square().mean())
 
 
 @cache

@@ -280,7 +280,7 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
 
 
 def _unpacked(tensors: Any) -> Callable[..., Any]:
-    """Return what takes the place of a method of TorchDynamo's tensors; see `_patches`."""
+    """Return a method by which TorchDynamo unpacks tensors with one `unbind`; see `_patches`."""
     selected: Callable[..., Any] = tensors.unpack_var_sequence
 
     def unpacked(self: Any, tx: Any, idxes: Sequence[int] | None = None) -> Any:

@@ -98,7 +98,7 @@ class GraphStages(ABC):
     @property
     @abstractmethod
     def layout(self) -> object:
-        """What graphs have in common that differ in numbers only, and are cut alike."""
+        """The layout, which is equal for graphs that are cut alike and differ in numbers only."""
 
     @property
     def shared_names(self) -> tuple[str, ...]:

@@ -210,7 +210,7 @@ def unmeasured_blocks(around: Around, wanted: Mapping[tuple[int, int], ChosenOpt
 def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
     """Return a known schedule for blocks that differ in numbers.
 
-    ``None`` if options of it are no longer what they were; see `StagedGraph`.
+    ``None`` if options of it are no longer what they were; see `StagedGraph.with_graph`.
     """
     blocks, former = around.chain, known.chain
     if known.is_for(blocks, around.sample.shared):
