@@ -8,6 +8,24 @@ from mutants.mutant import Mutant
 
 MUTANTS: Final = (
     Mutant(
+        "dp/chain/kernels.py",
+        "limit.overhead - lines[priced_at]",
+        "limit.overhead - lines[0]",
+        "agreement/test_options_dp.py::test_compiled_code_equals_numpy",
+    ),
+    Mutant(
+        "dp/chain/kernels.py",
+        "front.overhead[i] + price * front.memory[i]",
+        "front.overhead[i] + 2 * price * front.memory[i]",
+        "agreement/test_dp_engines.py::test_compiled_optimum_equals_numpy_and_the_dense_table",
+    ),
+    Mutant(
+        "dp/chain/kernels.py",
+        "ends.priced[end] + ends.price * saved + extra <= most",
+        "ends.priced[end] + 2 * ends.price * saved + extra <= most",
+        "agreement/test_options_dp.py::test_compiled_code_equals_numpy",
+    ),
+    Mutant(
         "dp/forward_costs.py",
         "if again is first and not buffers:",
         "if again is first:",

@@ -92,6 +92,12 @@ def without_limit(memory: int, least: Array) -> PruningLimit:
 
 
 @kernel
+def root_multiplier(limit: PruningLimit) -> int:
+    """Return which multiplier of a limit is the price of memory at the root."""
+    return int(limit.outside.shape[2] - 1) * ROOT_MULTIPLIER // (MULTIPLIER_COUNT - 1)
+
+
+@kernel
 def _cost_outside(limit: PruningLimit, lines: _Floats, m: int) -> float:
     """Return the least overhead, in ns, outside of a sub-chain that gets `m` bytes."""
     highest = lines[0]

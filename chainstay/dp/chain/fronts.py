@@ -44,6 +44,8 @@ _MANY: Final = 20_000
 """Breakpoints above which compiled code is the faster one for shorter chains, too."""
 _THIN: Final = (2.0**-14, 2.0**-16, 2.0**-18)
 """Least differences of overheads in the thin passes, as shares of every forward once."""
+_ENOUGH: Final = 0.8
+"""A narrower pass that leaves more than this share of the gap above the bound is the last one."""
 _THIN_GROWTH: Final = 4
 _VERY_LONG: Final = 200
 """Stages above which the errors of a thin pass add up, and narrower ones pay."""
@@ -112,9 +114,11 @@ class ChainFronts:
             fronts = filled(limit := next(limits), first)
         if is_thin:
             best = fronts.best
-            for width in [*narrower, 0] if recursion.stages > _VERY_LONG else [0]:
-                fronts = filled(best, width)
-                best = min(best, fronts.best)
+            for width in narrower if recursion.stages > _VERY_LONG else ():
+                before, best = best, min(best, filled(best, width).best)
+                if best - bound.root > _ENOUGH * (before - bound.root):
+                    break
+            fronts = filled(best)
         return fronts
 
     def __len__(self) -> int:

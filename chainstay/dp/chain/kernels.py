@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
+from chainstay.dp.bounds.bound_pruning import (
+    PruningLimit,
+    cutoff_within,
+    root_multiplier,
+    store_useful,
+)
 from chainstay.dp.bucketed_envelope import (
     bucketed_envelope,
     insert_sum,
@@ -48,20 +54,24 @@ _CROWD: Final = 16
 
 
 class FrontEnds(NamedTuple):
-    """The first memory (`_INFINITE` without breakpoints) and the last overhead of fronts.
+    """What fronts cost at least: in bytes, in ns, and in both at a price of memory.
 
     Attributes:
-        least: Shape (n, n), at [s, t]: bytes.
-        best: Shape (n, n), at [s, t]: ns.
+        least: Shape (n, n), at [s, t]: the first memory, in bytes; `_INFINITE` without breakpoints.
+        best: Shape (n, n), at [s, t]: the last overhead, in ns.
         stored_least: Shape (n,), at [k]: bytes of k..t and, at least, of a restart at k
             together, for the t that is being computed.
         stored_best: Shape (n,), at [k]: ns of k..t.
+        price: Ns per byte.
+        priced: Shape (n + 1,), at [k]: the least of overhead and priced memory of k..t, in ns.
     """
 
     least: Array
     best: Array
     stored_least: Array
     stored_best: Array
+    price: float
+    priced: NDArray[np.float64]
 
 
 class SubChain(NamedTuple):
@@ -71,11 +81,13 @@ class SubChain(NamedTuple):
         s: First stage.
         t: Last stage.
         cutoff: Breakpoints outside of it are of no use.
+        most: Nor are those whose overhead and priced memory are more than that, in ns.
     """
 
     s: int
     t: int
     cutoff: Cutoff
+    most: float
 
 
 class SubChainTask(NamedTuple):
@@ -108,7 +120,7 @@ def _restarts(
     minimum: RunningMinimum,
 ) -> RunningMinimum:
     """Return the minimum of `minimum` and all restarts of a sub-chain."""
-    s, t, cutoff = part
+    s, t, cutoff, most = part
     lowest, spare = minimum.lowest, minimum.spare
     least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
     gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
@@ -116,6 +128,8 @@ def _restarts(
         rerun = chain.elapsed[k] - elapsed
         if rerun >= cutoff.overhead:
             break
+        if rerun + best[k - 1] + ends.priced[k] + ends.price * chain.activation[k] > most:
+            continue
         # cheap: nowhere does the sum exist and lie below all of `lowest`
         floor = rerun + best[k - 1] + ends.stored_best[k]
         start = max(gradient + transit[k - 1], least[k - 1], ends.stored_least[k])
@@ -142,7 +156,7 @@ def _bucketed_restarts(
 
     It is quicker for long fronts whose memories do not lie close together.
     """
-    (s, t, cutoff), limit = task
+    (s, t, cutoff, most), limit = task
     lowest, spare = minimum.lowest, minimum.spare
     envelope = bucketed_envelope(limit, limit.outside[s, t], lowest, cutoff, limit.least[s, t])
     used = lowest.last + 1
@@ -154,6 +168,8 @@ def _bucketed_restarts(
         rerun = chain.elapsed[k] - elapsed
         if rerun >= cutoff.overhead:
             break
+        if rerun + best[k - 1] + ends.priced[k] + ends.price * chain.activation[k] > most:
+            continue
         floor = rerun + best[k - 1] + ends.stored_best[k]
         start = max(gradient + transit[k - 1], least[k - 1], ends.stored_least[k], envelope.start)
         if start > cutoff.memory:
@@ -176,15 +192,29 @@ def _bucketed_restarts(
 
 @kernel
 def _kept(
-    options: OptionArrays, fronts: ChainFrontPool, part: SubChain, minimum: RunningMinimum
+    options: OptionArrays,
+    fronts: ChainFrontPool,
+    ends: FrontEnds,
+    part: SubChain,
+    minimum: RunningMinimum,
 ) -> RunningMinimum:
     """Return the minimum of `minimum` and all options of the first stage of a sub-chain."""
-    s, t, cutoff = part
+    s, t, cutoff, most = part
     for o in range(options.start[s], options.start[s + 1]):
-        if options.end[o] <= t + 1:
-            after = _front(fronts, options.end[o], t, options.saved[o])
-            minimum = merge_one(minimum, after, options.extra[o], options.keep_floor[o, t], cutoff)
+        end, saved, extra = options.end[o], options.saved[o], options.extra[o]
+        if end <= t + 1 and ends.priced[end] + ends.price * saved + extra <= most:
+            after = _front(fronts, end, t, saved)
+            minimum = merge_one(minimum, after, extra, options.keep_floor[o, t], cutoff)
     return minimum
+
+
+@kernel
+def _least_priced(front: StepFunction, price: float) -> float:
+    """Return the least of overhead and priced memory over all breakpoints, in ns."""
+    least = np.inf
+    for i in range(front.first, front.last + 1):
+        least = min(least, front.overhead[i] + price * front.memory[i])
+    return float(least)
 
 
 @kernel
@@ -209,6 +239,8 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) ->
     out so that the others differ by so many ns: what is left is attained, but may not be best.
     """
     n = len(by_kind.first.start) - 1
+    priced_at = root_multiplier(limit)
+    price = priced_at * limit.step
     pool = new_pool(_FIRST_CAPACITY)
     here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
     first, last = np.zeros((n + 1, n), dtype=np.int64), np.full((n + 1, n), -1, dtype=np.int64)
@@ -217,7 +249,9 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) ->
         chain = by_kind.first if t == n - 1 else by_kind.again
         sweep, options = split_arrays(chain)
         stored_least = np.full(n, _INFINITE, dtype=np.int64)
-        ends = FrontEnds(least, best, stored_least, np.zeros(n, dtype=np.int64))
+        priced = np.full(n + 1, np.inf)
+        priced[t + 1] = 0
+        ends = FrontEnds(least, best, stored_least, np.zeros(n, dtype=np.int64), price, priced)
         last[t + 1, t] = 0  # without stages: the first breakpoint of the pool
         for s in range(t, -1, -1):
             # what can be part of a good schedule
@@ -227,14 +261,14 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) ->
                 continue
             # keep stage s, or restart it
             fronts = ChainFrontPool(pool.memory, pool.overhead, first, last)
-            part = SubChain(s, t, cutoff)
+            part = SubChain(s, t, cutoff, limit.overhead - lines[priced_at])
             nothing = RunningMinimum(StepFunction(here[0], here[1], 0, -1, 0), spare)
             o = options.start[s]
             if options.start[s + 1] == o + 1 and options.extra[o] == 0:  # quicker than the loop
                 after = _front(fronts, options.end[o], t, options.saved[o])
                 kept = merge_one(nothing, after, 0, options.keep_floor[o, t], cutoff)
             else:
-                kept = _kept(options, fronts, part, nothing)
+                kept = _kept(options, fronts, ends, part, nothing)
             if kept.lowest.last >= _LONG:
                 lowest, spare = _bucketed_restarts(
                     sweep, fronts, ends, SubChainTask(part, limit), kept
@@ -250,6 +284,8 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) ->
                 least[s, t], best[s, t] = pool.memory[first[s, t]], pool.overhead[last[s, t]]
                 ends.stored_least[s] = least[s, t] + chain.activation[s]
                 ends.stored_best[s] = best[s, t]
+                stored = StepFunction(pool.memory, pool.overhead, first[s, t], last[s, t], 0)
+                priced[s] = _least_priced(stored, price)
             here = (lowest.memory, lowest.overhead)
     used = pool.used
     return ChainFrontPool(pool.memory[:used], pool.overhead[:used], first, last)
