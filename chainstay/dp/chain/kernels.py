@@ -54,7 +54,7 @@ _CROWD: Final = 16
 
 
 class FrontEnds(NamedTuple):
-    """What fronts cost at least: in bytes, in ns, and in both at a price of memory.
+    """The least that fronts cost: in bytes, in ns, and in both at a price of memory.
 
     Attributes:
         least: Shape (n, n), at [s, t]: the first memory, in bytes; `_INFINITE` without breakpoints.
