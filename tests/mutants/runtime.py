@@ -12,6 +12,18 @@ _IN_PART: Final = "agreement/test_combined_training.py::test_what_is_kept_in_par
 
 MUTANTS: Final = (
     Mutant(
+        "runtime/measures/option_costs.py",
+        "is_large = count > 1 and saved * _LARGE > everything",
+        "is_large = False",
+        "unit/test_stage_options.py::test_of_spans_that_save_a_large_part_one_option_is_steady",
+    ),
+    Mutant(
+        "runtime/options/option.py",
+        "[-most_steady:]",
+        "[:most_steady]",
+        "unit/test_stage_options.py::test_of_spans_that_save_a_large_part_one_option_is_steady",
+    ),
+    Mutant(
         "runtime/capture/dynamo.py",
         'return f"{told} {[c.holds(tensors) for c in conditions]}" if conditions else told',
         "return told",

@@ -103,6 +103,32 @@ def test_of_many_operators_fewer_options_are_run(monkeypatch: pytest.MonkeyPatch
     assert usual > 6 >= len(observed_options(model, x)) > 1
 
 
+def test_of_spans_that_save_a_large_part_one_option_is_steady(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the one that saves least, so that no budget is lost."""
+    model = nn.Sequential(*(nn.Sequential(Rectified(), nn.ReLU()) for _ in range(3)))
+    chain, inputs = chain_of(model, torch.ones(2, 4))
+    with measuring(CPU):
+        subject = subject_of(chain, inputs, None, CPU, merges=False)
+        observed = timed(observe_chain(subject), subject, 1)
+        memories = trace_chain(observed, subject)
+
+        def steady_spans() -> dict[tuple[int, int], list[int]]:
+            found: dict[tuple[int, int], list[int]] = {}
+            for seen in observe_options(observed, memories, [subject]):
+                if seen.option.is_steady and seen.option.stages > 1:
+                    sizes = found.setdefault((seen.first, seen.option.stages), [])
+                    sizes.append(seen.memory.kept_bytes)
+            return found
+
+        few = steady_spans()
+        monkeypatch.setattr(option_costs, "_LARGE", 1)  # no span saves more than everything
+        many = steady_spans()
+    assert few == {span: [min(sizes)] for span, sizes in many.items()}
+    assert any(len(sizes) > 1 for sizes in many.values())
+
+
 def test_operators_are_made_again_in_groups_that_read_each_other() -> None:
     _, _, ((graph, _),) = traced(Loop(5), torch.ones(2, 4, requires_grad=True))
     assert graph is not None

@@ -54,6 +54,8 @@ _MOST: Final = 8
 """Options of a block, and of a stage that is kept together with no other."""
 _FEWER: Final = 3
 """Options of other spans and stages: further ones gain next to nothing, and each is run."""
+_LARGE: Final = 12
+"""Of stages that save together more than this part of the chain, one steady option is enough."""
 _MOST_OPERATORS: Final = 8_000
 """Operators in all options of a stage, where there are more than so few options: each is run."""
 
@@ -118,7 +120,9 @@ def observe_options(
                 is_block = (first, last) in subject.blocks
                 most = _MOST if is_block or not in_span else _FEWER
                 kept_time = sum(observation.time.kept for observation in observed[first : last + 1])
-                options = _options(place, count, kept_time, most)
+                is_large = count > 1 and saved * _LARGE > everything
+                options = _options(place, count, kept_time, most, is_large=is_large)
+                options = [option for option in options if option.saved_bytes < saved]
                 probes = [
                     StageProbe(
                         stage=ChainStage(option.code.graph.stage.name, (OptionPart(option),)),
@@ -139,14 +143,20 @@ def observe_options(
     return found
 
 
-def _options(place: _StagePosition, count: int, kept_time: int, most: int) -> list[Option]:
-    """Return at most `most` options of `count` stages, fewer where they have many operators."""
+def _options(
+    place: _StagePosition, count: int, kept_time: int, most: int, *, is_large: bool
+) -> list[Option]:
+    """Return options of `count` stages, `most` and the steady ones, or fewer.
+
+    There are fewer where they have many operators, or save a large part of what the chain does.
+    """
     graph = place.traced(count, repeats=2)
     if graph is None:
         return []
     fewer = max(_FEWER, _MOST_OPERATORS // max(len(graph.operators), 1))
     given = (place.state, place.subject.shared)
-    options = stage_options(graph.taking(kept_time), given, min(most, fewer))
+    steady = {"most_steady": 1} if is_large else {}
+    options = stage_options(graph.taking(kept_time), given, min(most, fewer), **steady)
     return [option for option in options if count > 1 or option.selection.drops]
 
 

@@ -85,13 +85,19 @@ class Option:
 
 
 def stage_options(
-    graph: StageGraph, given: tuple[State, Sequence[Any]], most: int = 8
+    graph: StageGraph,
+    given: tuple[State, Sequence[Any]],
+    most: int = 8,
+    *,
+    most_steady: int = _CORNERS,
 ) -> list[Option]:
-    """Return keeping everything, at most `most` other options of a stage, and the steady ones.
+    """Return keeping everything, at most `most` other options of a stage, and steady ones.
 
-    The last keeps the fewest bytes. Call it inside `measuring`: the stage is run once or more.
+    The last keeps the fewest bytes, and so do the `most_steady` of the steady ones. Call it inside
+    `measuring`: the stage is run once or more.
     """
-    steady = {(choice.replayed, choice.redrawn): choice for choice in steady_selections(graph)}
+    corners = list(steady_selections(graph))[-most_steady:]
+    steady = {(choice.replayed, choice.redrawn): choice for choice in corners}
     front = thinned(selections_of(graph), most + 1)
     others = (choice for choice in front if (choice.replayed, choice.redrawn) not in steady)
     options = [option_of(graph, choice) for choice in others]
