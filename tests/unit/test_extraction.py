@@ -331,6 +331,10 @@ class TestItRefuses:
                 lambda self, x: self.first(x).sum() + torch.unique_consecutive(x).sum(),
                 r"whose shape or number depends on the values of a tensor \(unique_consecutive\)",
             ),
+            (
+                lambda self, x: torch.tensor_split(self.first(x), x[0, :2].long())[0],
+                "cannot tell without running it what tensor_split makes: .* not allocated yet",
+            ),
             (lambda self, x: watched(self).first(x), r"of Written .* in watched|hooks\.py"),
         ],
     )

@@ -306,9 +306,10 @@ class _Observer:
                     "something is made whose shape or number depends on the values of a tensor "
                     f"({node.name}), and may differ from call to call"
                 ) from cause
-            except (AssertionError, NotImplementedError) as cause:  # of nested tensors made here
+            except (AssertionError, RuntimeError) as cause:  # nested tensors, sizes in a tensor
+                reason = str(cause).partition("\n")[0].rstrip(".")
                 raise NoStagesError(
-                    f"torch cannot tell without running it what {node.name} makes: {cause}"
+                    f"torch cannot tell without running it what {node.name} makes: {reason}"
                 ) from cause
         kernels.draws_random |= is_higher and may_draw(node.target, (), {})
         self._note(node, value, saved, kernels)
