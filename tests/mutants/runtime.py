@@ -19,8 +19,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/option.py",
-        "[-most_steady:]",
-        "[:most_steady]",
+        "[-1 if is_large else 0 :]",
+        "[: 1 if is_large else None]",
         "unit/test_stage_options.py::test_of_spans_that_save_a_large_part_one_option_is_steady",
     ),
     Mutant(

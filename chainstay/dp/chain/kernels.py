@@ -128,6 +128,7 @@ def _restarts(
         rerun = chain.elapsed[k] - elapsed
         if rerun >= cutoff.overhead:
             break
+        # cheap: at this price of memory all of the sum costs too much
         if rerun + best[k - 1] + ends.priced[k] + ends.price * chain.activation[k] > most:
             continue
         # cheap: nowhere does the sum exist and lie below all of `lowest`

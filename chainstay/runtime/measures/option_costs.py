@@ -155,8 +155,7 @@ def _options(
         return []
     fewer = max(_FEWER, _MOST_OPERATORS // max(len(graph.operators), 1))
     given = (place.state, place.subject.shared)
-    steady = {"most_steady": 1} if is_large else {}
-    options = stage_options(graph.taking(kept_time), given, min(most, fewer), **steady)
+    options = stage_options(graph.taking(kept_time), given, min(most, fewer), is_large=is_large)
     return [option for option in options if count > 1 or option.selection.drops]
 
 

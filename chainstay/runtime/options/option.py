@@ -89,14 +89,14 @@ def stage_options(
     given: tuple[State, Sequence[Any]],
     most: int = 8,
     *,
-    most_steady: int = _CORNERS,
+    is_large: bool = False,
 ) -> list[Option]:
-    """Return keeping everything, at most `most` other options of a stage, and steady ones.
+    """Return keeping everything, at most `most` other options of a stage, and the steady ones.
 
-    The last keeps the fewest bytes, and so do the `most_steady` of the steady ones. Call it inside
-    `measuring`: the stage is run once or more.
+    Of what `is_large`, which takes long to run, only one option is steady. The last option keeps
+    the fewest bytes. Call it inside `measuring`: the stage is run once or more.
     """
-    corners = list(steady_selections(graph))[-most_steady:]
+    corners = list(steady_selections(graph))[-1 if is_large else 0 :]
     steady = {(choice.replayed, choice.redrawn): choice for choice in corners}
     front = thinned(selections_of(graph), most + 1)
     others = (choice for choice in front if (choice.replayed, choice.redrawn) not in steady)
