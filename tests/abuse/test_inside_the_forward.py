@@ -14,6 +14,7 @@ from torch._dynamo import config
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import chainstay
+from assertions import halved_if_large
 from chainstay.errors import UnsupportedModelError
 from torch_release import IS_TORCH_2_6
 from twins import (
@@ -358,6 +359,26 @@ def test_an_error_by_values_that_the_model_catches() -> None:
     call = Call((X, shifts[0]))
     require_trains_equally(Jittering, call, step, recomputed=False)
     require_refused(Jittering, call, r"catches an error of linalg_cholesky.*\.py:\d", by="graph")
+
+
+class Hoping(Wide):
+    """Catches its own assertion at some values, and goes another way."""
+
+    def forward(self, x: torch.Tensor, most: float | torch.Tensor = 0.0) -> torch.Tensor:
+        return halved_if_large(super().forward(x), most)
+
+
+def test_an_assertion_that_the_model_catches() -> None:
+    limits = torch.tensor([9e9, -9e9, 9e9])
+
+    def step(model: nn.Module, number: int) -> torch.Tensor:
+        loss = loss_of(model(X, limits[number]))
+        loss.backward()
+        return loss
+
+    call = Call((X, limits[0]))
+    require_trains_equally(Hoping, call, step, recomputed=False)
+    require_refused(Hoping, call, r"catches an error of _assert_async.*\.py:\d", by="graph")
 
 
 class Trying(Wide):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.torch_version import TorchVersion
 
+from assertions import require_no_nan, require_no_nan_in_silence, require_numbers
 from chainstay import fit
 
 LENGTH = 8
@@ -173,6 +175,40 @@ def test_a_check_that_fails_fails_as_in_the_model() -> None:
             planned(x, wrong)
         assert str(raised.value) == str(expected.value)
     assert all(map(torch.equal, trained(planned, x, ones()), trained(plain, x, ones())))
+
+
+class Asserting(nn.Module):
+    """Layers with an assertion behind each of them."""
+
+    def __init__(self, require: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.require = require
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = x * mask[..., None]
+        for layer in self.layers:
+            x = layer(x).tanh()
+            self.require(x)
+        return x
+
+
+@pytest.mark.parametrize("require", [require_numbers, require_no_nan, require_no_nan_in_silence])
+def test_assertions_are_operators_that_raise_as_in_the_model(
+    require: Callable[[torch.Tensor], None],
+) -> None:
+    torch.manual_seed(0)
+    plain = Asserting(require)
+    planned = fit(copy.deepcopy(plain), budget=0.7, repeats=1)
+    x = torch.randn(2, LENGTH, 16)
+    for _ in range(2):
+        assert all(map(torch.equal, trained(planned, x, ones()), trained(plain, x, ones())))
+        with pytest.raises(AssertionError) as expected:
+            plain(x * torch.nan, ones())
+        with pytest.raises(AssertionError) as raised:
+            planned(x * torch.nan, ones())
+        assert raised.value.args == expected.value.args
+    assert "by blocks" not in str(planned.chainstay)
 
 
 @pytest.mark.parametrize("kind", [AskingLate, AskingFilled, AskingWeights])

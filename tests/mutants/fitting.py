@@ -8,6 +8,24 @@ from mutants.mutant import Mutant
 
 _EXTRACTION: Final = (
     Mutant(
+        "runtime/capture/graph.py",
+        "            copy.target = asserted\n",
+        "            pass\n",
+        "agreement/test_conditions.py::test_assertions_are_operators_that_raise_as_in_the_model",
+    ),
+    Mutant(
+        "runtime/capture/values/conditions.py",
+        'self.stack[-1].call_method(self, "logical_not", [], {})',
+        "self.stack[-1]",
+        "agreement/test_conditions.py::test_assertions_are_operators_that_raise_as_in_the_model",
+    ),
+    Mutant(
+        "runtime/capture/caught_errors.py",
+        'r"_assert_async|(linalg_)?',
+        'r"(linalg_)?',
+        "abuse/test_inside_the_forward.py::test_an_assertion_that_the_model_catches",
+    ),
+    Mutant(
         "fitting/fitted.py",
         " and not may_be_packed(call)",
         "",

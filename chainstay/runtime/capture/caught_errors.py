@@ -13,13 +13,19 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import torch
 from torch import fx
+from torch._subclasses.fake_tensor import is_fake
 
 _FAILS_BY_VALUES: Final = re.compile(
-    r"(linalg_)?(cholesky|cond|eig|eigh|eigvals|eigvalsh|inv|inverse|ldl_factor|lstsq|lu|lu_factor"
+    r"_assert_async|(linalg_)?(cholesky|cond|eig|eigh|eigvals|eigvalsh|inv|inverse|ldl_factor|lstsq|lu|lu_factor"
     r"|solve|svd|svdvals|tensorinv|tensorsolve|matrix_norm|matrix_rank|pinv)"
 )
-"""Names of operators that raise ``torch.linalg.LinAlgError``; those of ``*_ex`` do not."""
+"""Names of operators that raise ``torch.linalg.LinAlgError``, those of ``*_ex`` do not, and of
+``assert``.
+"""
+_NO_MESSAGE: Final = "assertion error"
+"""What TorchDynamo takes for the message of an ``assert`` that has none."""
 
 _PLACE: Final = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 
@@ -35,6 +41,13 @@ def caught_at(node: fx.Node, name: str) -> str | None:
         if any(int(line) in lines for lines in _tried_lines(file)):
             return f"{file.rsplit('/', 1)[-1]}:{line}"
     return None
+
+
+@fx.has_side_effect
+def asserted(condition: torch.Tensor, message: str) -> None:
+    """Raise what an ``assert`` does; TorchDynamo's operator for it raises a `RuntimeError`."""
+    if not is_fake(condition) and not condition:
+        raise AssertionError(*([message] if message != _NO_MESSAGE else []))
 
 
 def _tried_lines(file: str) -> Iterator[range]:

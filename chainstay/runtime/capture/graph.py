@@ -22,7 +22,7 @@ import torch
 from torch import fx, nn
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.caught_errors import caught_at
+from chainstay.runtime.capture.caught_errors import asserted, caught_at
 from chainstay.runtime.capture.custom_functions import OPERATOR, CustomFunction
 from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
 from chainstay.runtime.capture.recurrent_layers import has_layers, split_layers
@@ -270,7 +270,9 @@ class _GraphCopier:
             arguments = fx.node.map_arg(node.args, copies.__getitem__)
             return split_layers(node, arguments, partial(self._part, node))
         copy = self.graph.node_copy(node, lambda argument: self._argument(copies[argument]))
-        if node.op == "call_module":
+        if node.target is torch._assert_async:  # noqa: SLF001  # what TorchDynamo makes of assert
+            copy.target = asserted
+        elif node.op == "call_module":
             copy.target = self._module_name(attrgetter(str(node.target))(module))
         return self._in_regions(copy)
 

@@ -121,10 +121,14 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             args = [_looked_up(args[0]) or args[0]]
         return call(self, translator, args, kwargs)
 
-    def looking(jump: Callable[..., None]) -> Callable[..., None]:
+    def looking(table: Sequence[Callable[..., None]], number: int) -> Callable[..., None]:
         def jump_by_value(self: Any, instruction: Any) -> None:
+            jump = table[number]
             if isinstance(self.stack[-1], TensorVariable):
                 self.stack[-1] = _looked_up(self.stack[-1]) or self.stack[-1]
+            if isinstance(self.stack[-1], TensorVariable) and _asserts_not(self, instruction):
+                jump = table[dis.opmap[instruction.opname.replace("FALSE", "TRUE")]]
+                self.stack[-1] = self.stack[-1].call_method(self, "logical_not", [], {})
             jump(self, instruction)
 
         return jump_by_value
@@ -135,9 +139,10 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         pending: list[Any] = [symbolic_convert.InstructionTranslatorBase]
         for translator in pending:  # grows meanwhile
             pending += translator.__subclasses__()
-            table = list(translator.dispatch_table)
+            before = translator.dispatch_table
+            table = list(before)
             for number in _JUMPS:
-                table[number] = looking(table[number])
+                table[number] = looking(before, number)
             stack.enter_context(patch.object(translator, "dispatch_table", table))
         yield
 
@@ -150,6 +155,12 @@ _JUMPS: Final = tuple(
     if re.fullmatch(r"POP_JUMP_(FORWARD_|BACKWARD_)?IF_(TRUE|FALSE)", name)
 )
 """The instructions that go on elsewhere by whether a value is true, and do not keep it."""
+
+
+def _asserts_not(translator: Any, jump: Any) -> bool:
+    """Whether a jump is one of ``assert not``; TorchDynamo traces those of ``assert`` only."""
+    following = translator.instructions[translator.instruction_pointer].opname
+    return bool(jump.opname.endswith("IF_FALSE") and following == "LOAD_ASSERTION_ERROR")
 
 
 def _looked_up(variable: Any) -> Any:
