@@ -387,9 +387,9 @@ def test_options_of_stages_that_were_measured_are_not_measured_again(
     """By a graph, another head is another plan; the layers in front of it are as before."""
     looks: list[str] = []
 
-    def look(graph: StageGraph, *args: Any) -> list[Option]:
+    def look(graph: StageGraph, *args: Any, **kwargs: Any) -> list[Option]:
         looks.append(graph.stage.name)
-        return stage_options(graph, *args)
+        return stage_options(graph, *args, **kwargs)
 
     def step(model: nn.Module, number: int) -> torch.Tensor | None:
         model.task = number  # type: ignore[assignment]
