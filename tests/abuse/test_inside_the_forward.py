@@ -347,20 +347,6 @@ class Jittering(Wide):
         return root
 
 
-def test_an_error_by_values_that_the_model_catches() -> None:
-    """A graph raises it; the first calls do not show that."""
-    shifts = torch.tensor([0.0, 99.0, 0.0])
-
-    def step(model: nn.Module, number: int) -> torch.Tensor:
-        loss = loss_of(model(X, shifts[number]))
-        loss.backward()
-        return loss
-
-    call = Call((X, shifts[0]))
-    require_trains_equally(Jittering, call, step, recomputed=False)
-    require_refused(Jittering, call, r"catches an error of linalg_cholesky.*\.py:\d", by="graph")
-
-
 class Hoping(Wide):
     """Catches its own assertion at some values, and goes another way."""
 
@@ -368,17 +354,27 @@ class Hoping(Wide):
         return halved_if_large(super().forward(x), most)
 
 
-def test_an_assertion_that_the_model_catches() -> None:
-    limits = torch.tensor([9e9, -9e9, 9e9])
+@pytest.mark.parametrize(
+    ("kind", "values", "error"),
+    [
+        (Jittering, (0.0, 99.0, 0.0), "an error of linalg_cholesky"),
+        (Hoping, (9e9, -9e9, 9e9), "an assertion"),
+    ],
+)
+def test_an_error_by_values_that_the_model_catches(
+    kind: type[Wide], values: tuple[float, ...], error: str
+) -> None:
+    """A graph raises it; the first calls do not show that."""
+    given = torch.tensor(values)
 
     def step(model: nn.Module, number: int) -> torch.Tensor:
-        loss = loss_of(model(X, limits[number]))
+        loss = loss_of(model(X, given[number]))
         loss.backward()
         return loss
 
-    call = Call((X, limits[0]))
-    require_trains_equally(Hoping, call, step, recomputed=False)
-    require_refused(Hoping, call, r"catches an error of _assert_async.*\.py:\d", by="graph")
+    call = Call((X, given[0]))
+    require_trains_equally(kind, call, step, recomputed=False)
+    require_refused(kind, call, rf"catches {error}, .*\.py:\d", by="graph")
 
 
 class Trying(Wide):

@@ -21,9 +21,9 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/caught_errors.py",
-        'r"_assert_async|(linalg_)?',
+        'r"_assert_async"\n    r"|(linalg_)?',
         'r"(linalg_)?',
-        "abuse/test_inside_the_forward.py::test_an_assertion_that_the_model_catches",
+        "abuse/test_inside_the_forward.py::test_an_error_by_values_that_the_model_catches",
     ),
     Mutant(
         "fitting/fitted.py",

@@ -1,4 +1,4 @@
-"""Assertions in forwards: pytest rewrites those of test modules, so that they are none."""
+"""Assertions for forwards. pytest rewrites those of test modules, here they stay as written."""
 
 from __future__ import annotations
 

@@ -18,11 +18,13 @@ from torch import fx
 from torch._subclasses.fake_tensor import is_fake
 
 _FAILS_BY_VALUES: Final = re.compile(
-    r"_assert_async|(linalg_)?(cholesky|cond|eig|eigh|eigvals|eigvalsh|inv|inverse|ldl_factor|lstsq|lu|lu_factor"
+    r"_assert_async"
+    r"|(linalg_)?(cholesky|cond|eig|eigh|eigvals|eigvalsh|inv|inverse|ldl_factor|lstsq|lu|lu_factor"
     r"|solve|svd|svdvals|tensorinv|tensorsolve|matrix_norm|matrix_rank|pinv)"
 )
-"""Names of operators that raise ``torch.linalg.LinAlgError``, those of ``*_ex`` do not, and of
-``assert``.
+"""Names of the operator of ``assert``, and of those that raise ``torch.linalg.LinAlgError``.
+
+Those of ``*_ex`` raise no error.
 """
 _NO_MESSAGE: Final = "assertion error"
 """What TorchDynamo takes for the message of an ``assert`` that has none."""
@@ -45,7 +47,7 @@ def caught_at(node: fx.Node, name: str) -> str | None:
 
 @fx.has_side_effect
 def asserted(condition: torch.Tensor, message: str) -> None:
-    """Raise what an ``assert`` does; TorchDynamo's operator for it raises a `RuntimeError`."""
+    """Raise what ``assert`` does; it stands for ``_assert_async``, which raises another error."""
     if not is_fake(condition) and not condition:
         raise AssertionError(*([message] if message != _NO_MESSAGE else []))
 

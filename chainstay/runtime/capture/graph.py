@@ -344,9 +344,10 @@ def _require_runs_again(node: fx.Node, name: str) -> None:
     if name in _REFUSED:
         raise NoStagesError(_REFUSED[name])
     if (place := caught_at(node, name)) is not None:
+        error = "an assertion" if name == "_assert_async" else f"an error of {name}"
         raise NoStagesError(
-            f"the forward catches an error of {name}, which its graph cannot ({place}); use what "
-            "tells without an error, such as torch.linalg.cholesky_ex"
+            f"the forward catches {error}, which its graph cannot ({place}); use what tells "
+            "without an error, such as torch.where or torch.linalg.cholesky_ex"
         )
 
 

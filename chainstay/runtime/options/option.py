@@ -93,8 +93,8 @@ def stage_options(
 ) -> list[Option]:
     """Return keeping everything, at most `most` other options of a stage, and the steady ones.
 
-    Of what `is_large`, which takes long to run, only one option is steady. The last option keeps
-    the fewest bytes. Call it inside `measuring`: the stage is run once or more.
+    A stage that `is_large` takes long to run: only one of its options is steady. The last option
+    keeps the fewest bytes. Call it inside `measuring`: the stage is run once or more.
     """
     corners = list(steady_selections(graph))[-1 if is_large else 0 :]
     steady = {(choice.replayed, choice.redrawn): choice for choice in corners}
