@@ -22,6 +22,7 @@ from chainstay.fitting.planner import Planner, PlannerSettings
 from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.runtime.capture.dynamo import GraphForward, UnplannedGraphError
 from chainstay.runtime.execute.repeatable import other_bits_accepted
+from chainstay.runtime.measures.measured import MEASURING
 
 
 @dataclass(slots=True)
@@ -38,7 +39,8 @@ class _Compiled:
             device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
             settings = settings_of(device, **self.options)
             self.planner = Planner("model", settings, SolvedPlans(settings))
-        with other_bits_accepted.set_to(value=not self.planner.settings.bit_for_bit):
+        bit_for_bit = self.planner.settings.bit_for_bit
+        with MEASURING, other_bits_accepted.set_to(value=not bit_for_bit):
             return self.planner.plan_graph(forward, inputs, None)
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
-from threading import RLock
 from types import FrameType
 from typing import Any, Final, cast
 
@@ -50,11 +49,9 @@ from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.handles import dropping, hooks_set_aside
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.repeatable import other_bits_accepted
+from chainstay.runtime.measures.measured import MEASURING
 from chainstay.runtime.measures.progress import say
 from chainstay.solution import Solution
-
-_PLANNING: Final = RLock()
-"""Held while a call is planned: stages are timed, and two threads would disturb each other."""
 
 
 class _CachesNeededError(Exception):
@@ -193,7 +190,7 @@ class Fitted:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
         call.require_plannable()
         require_initialised(call.model)  # tracing would do that, and draw other random numbers
-        with _PLANNING, other_bits_accepted.set_to(value=not self.settings.bit_for_bit):
+        with MEASURING, other_bits_accepted.set_to(value=not self.settings.bit_for_bit):
             kinds = {type(module) for module in call.model.modules()}
             kinds.update(kind for kind, _ in self._forwards)
             self._forwards = tuple(

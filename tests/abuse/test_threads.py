@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from functools import partial
 from threading import Event, Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
 from chainstay.runtime.execute.repeatable import OperatorLog
 from fault_threads import in_threads, inconsistent_steps, planned_products
@@ -41,6 +42,25 @@ def test_two_threads_that_train_the_same_model() -> None:
     before = [int(buffer) for buffer in model.buffers()]
     assert in_threads([partial(inconsistent_steps, model, _STEPS)] * 2) == [0, 0]
     assert [int(buffer) for buffer in model.buffers()] == [n + 2 * _STEPS for n in before]
+
+
+def test_two_threads_that_plan_compiled_models() -> None:
+    """The profiler of one thread was ended by the other, and the process with it."""
+
+    def gradients(model: nn.Module) -> list[torch.Tensor]:
+        model(torch.ones(8, 16)).square().sum().backward()
+        return [cast("torch.Tensor", parameter.grad) for parameter in model.parameters()]
+
+    layers = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(8)]
+    plain = nn.Sequential(*layers)
+    planned: list[Any] = [
+        torch.compile(copy.deepcopy(plain), backend="chainstay", options={"budget": "80%"})
+        for _ in range(2)
+    ]
+    expected = gradients(plain)
+    for found in in_threads([partial(gradients, model) for model in planned]):
+        assert isinstance(found, list), found
+        assert all(map(torch.equal, found, expected))
 
 
 def test_the_check_tells_dropout_of_one_step_from_that_of_another() -> None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import TypeVar
+from threading import RLock
+from typing import Final, TypeVar
 
 import torch
 
@@ -118,10 +119,14 @@ class Measurement:
         )
 
 
+MEASURING: Final = RLock()
+"""Held while a call is planned or stages are measured: threads would disturb each other."""
+
+
 @contextmanager
 def measuring(device: torch.device) -> Iterator[None]:
     """Run stages for real inside, on stand-ins; random states are afterwards as they were."""
-    with random_numbers_kept(device), torch.enable_grad(), device_at(device).current():
+    with MEASURING, random_numbers_kept(device), torch.enable_grad(), device_at(device).current():
         yield
 
 

@@ -110,11 +110,12 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     from torch._dynamo import symbolic_convert  # noqa: PLC0415  # takes more than a second
     from torch._dynamo.variables import BuiltinVariable, TensorVariable  # noqa: PLC0415  # likewise
 
-    read: Callable[..., Any] = TensorVariable.method_item
+    call_tensor: Callable[..., Any] = TensorVariable.call_method
     call: Callable[..., Any] = BuiltinVariable.call_function
 
-    def method_item(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _looked_up(self) or read(self, *args, **kwargs)
+    def call_method(self: Any, translator: Any, name: str, *args: Any) -> Any:
+        answer = _looked_up(self) if name == "item" else None
+        return answer or call_tensor(self, translator, name, *args)
 
     def call_function(self: Any, translator: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if self.fn in (bool, not_) and len(args) == 1 and isinstance(args[0], TensorVariable):
@@ -134,7 +135,7 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         return jump_by_value
 
     with inquiry.set_to(Inquiry(tensors)), ExitStack() as stack:
-        stack.enter_context(patch.object(TensorVariable, "method_item", method_item))
+        stack.enter_context(patch.object(TensorVariable, "call_method", call_method))
         stack.enter_context(patch.object(BuiltinVariable, "call_function", call_function))
         pending: list[Any] = [symbolic_convert.InstructionTranslatorBase]
         for translator in pending:  # grows meanwhile
