@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
-from threading import Event, Thread
+from threading import Barrier, BrokenBarrierError, Event, Thread
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from chainstay.runtime.execute.repeatable import OperatorLog
+from chainstay.runtime.measures.measured import measuring
 from fault_threads import in_threads, inconsistent_steps, planned_products
 from torch_release import IS_TORCH_2_6
 
@@ -61,6 +63,18 @@ def test_two_threads_that_plan_compiled_models() -> None:
     for found in in_threads([partial(gradients, model) for model in planned]):
         assert isinstance(found, list), found
         assert all(map(torch.equal, found, expected))
+
+
+def test_one_thread_measures_at_a_time() -> None:
+    """Two of them, each with a profiler of its own, ended the process."""
+    both = Barrier(2)
+
+    def meet() -> None:
+        with measuring(torch.device("cpu")), suppress(BrokenBarrierError):
+            both.wait(0.3)
+
+    assert in_threads([meet] * 2) == [None] * 2
+    assert both.broken  # the first one waited in vain
 
 
 def test_the_check_tells_dropout_of_one_step_from_that_of_another() -> None:

@@ -12,6 +12,12 @@ _IN_PART: Final = "agreement/test_combined_training.py::test_what_is_kept_in_par
 
 MUTANTS: Final = (
     Mutant(
+        "runtime/measures/measured.py",
+        "    with MEASURING, random",
+        "    with random",
+        "abuse/test_threads.py::test_one_thread_measures_at_a_time",
+    ),
+    Mutant(
         "runtime/measures/option_costs.py",
         "is_large = count > 1 and saved * _LARGE > everything",
         "is_large = False",
