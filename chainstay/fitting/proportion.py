@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, PlanMismatchError
 from chainstay.fitting.measured_graph import MeasuredGraph
 from chainstay.fitting.planner import GraphCall
 from chainstay.fitting.strategies.fastest import Strategies, plan_of
@@ -74,6 +74,8 @@ def plan_in_proportion(
         try:
             planned = _planned(graph, strategies, subject, options)
         except (InfeasibleBudgetError, PlanMismatchError):  # measured, it may fit
+            return None
+        except InvalidProfileError:  # sizes in proportions of their own contradict each other
             return None
         if planned is None:
             return None

@@ -31,7 +31,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/capture/dynamo.py",
-        'return f"{told} {[c.holds(tensors) for c in conditions]}" if conditions else told',
+        'return f"{told} {[c.answer(tensors) for c in conditions]}" if conditions else told',
         "return told",
         "agreement/test_conditions.py",
     ),

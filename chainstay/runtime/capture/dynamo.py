@@ -48,8 +48,14 @@ from chainstay.runtime.capture.tracing import (
 )
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
 from chainstay.runtime.capture.unguarded import environment, has_read_environment, unguarded
-from chainstay.runtime.capture.values.conditions import Condition, inquiry, values_looked_up
+from chainstay.runtime.capture.values.conditions import (
+    Answer,
+    Condition,
+    inquiry,
+    values_looked_up,
+)
 from chainstay.runtime.capture.values.constant_masks import constant_masks_left_out
+from chainstay.runtime.capture.values.sizes import MOST_SIZES, sizes_looked_up
 from chainstay.runtime.devices.backend_settings import BackendSettings, backend_settings
 
 CapturedForward = Callable[..., Sequence[Any]]
@@ -153,12 +159,14 @@ class _SizedFunction(NamedTuple):
         traced: Captures others.
         forget: Lets the graphs go.
         conditions: What the graphs asked of values in the arguments.
+        answers: How large all was whose sizes they asked for.
     """
 
     known: Callable[..., Any]
     traced: Callable[..., Any]
     forget: Callable[[], object]
     conditions: list[Condition]
+    answers: set[tuple[Answer | None, ...]]
 
 
 def _sizes_of(tensors: Sequence[torch.Tensor]) -> Sizes:
@@ -194,13 +202,12 @@ class GraphCapture:
             return self._compiled[sizes]
         if len(self._compiled) >= MOST_SHAPES:
             self._compiled.pop(next(iter(self._compiled))).forget()  # the oldest
-        conditions: list[Condition] = []
         received = weakref.WeakMethod(self._received)  # torch holds backends until the process ends
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
             receive = received()
             assert receive is not None, "it traces"
-            return receive(graph, inputs, conditions)
+            return receive(graph, inputs)
 
         code = guarded_call.__code__.replace(co_name=f"chainstay_{next(_numbers)}")
         own = FunctionType(code, guarded_call.__globals__, code.co_name)
@@ -213,18 +220,28 @@ class GraphCapture:
             known=torch._dynamo.run(own),  # noqa: SLF001  # no public way to run known code only
             traced=torch.compile(own, backend=backend, fullgraph=True, dynamic=None),
             forget=forget,
-            conditions=conditions,
+            conditions=[],
+            answers=set(),
         )
         return compiled
 
-    def _received(
-        self, graph: fx.GraphModule, inputs: Sequence[Any], conditions: list[Condition]
-    ) -> CapturedForward:
-        """Take a graph that TorchDynamo has made; return what it will call."""
+    def _received(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
+        """Take a graph that TorchDynamo has made; return what it will call.
+
+        Raises:
+            NoFullGraphError: Values decide how large something is, and it differs too often.
+        """
+        asked = self._compiled[_sizes_of(inquiry.now.tensors)]
         if self._masks_left_out is not None:
             self._masks_left_out |= constant_masks_left_out(graph, inputs, inquiry.now.is_usual)
-        if inquiry.now.asks_more_than(conditions):
+        if inquiry.now.asks_more_than(asked.conditions):
             raise _NewConditionsError("the graph is traced again, with guards")
+        asked.answers.add(inquiry.now.sizes)
+        if len(asked.answers) > MOST_SIZES:
+            raise NoFullGraphError(
+                "values decide how large something is that the forward makes of its arguments "
+                f"({inquiry.now.sizes_text}), and it differs from call to call"
+            )
         forward = self._receive(graph, inputs)
         self._has_graphs = True
         if self._environment is None and has_read_environment():
@@ -325,7 +342,7 @@ class GraphCapture:
         conditions: Sequence[Condition],
     ) -> str:
         told = unguarded(args, traced_in=self._environment)
-        return f"{told} {[c.holds(tensors) for c in conditions]}" if conditions else told
+        return f"{told} {[c.answer(tensors) for c in conditions]}" if conditions else told
 
     def _keep_masks(self) -> bool:
         """Leave out no masks of attention from now on; ``False`` if none was left out."""
@@ -360,6 +377,7 @@ class GraphCapture:
             tracing_settings(tree_leaves((args, kwargs))),
             nullcontext() if is_told else seeming_eager(),
             values_looked_up(tensors),
+            sizes_looked_up(),
         ):
             random_state = random.getstate()
             compiled = self._compiled_for(_sizes_of(tensors))

@@ -37,6 +37,7 @@ from chainstay.runtime.capture.graph import (
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.subgraphs import node_result, regions_of
+from chainstay.runtime.capture.values.sizes import as_traced
 from chainstay.runtime.devices.random_kernels import may_draw
 from chainstay.runtime.execute.handles import refuse_backward
 from chainstay.runtime.stage.states import tensors_in
@@ -254,8 +255,7 @@ class _Observer:
         """Run the graph on fakes of its inputs and constants, and return the storages of these.
 
         Raises:
-            NoStagesError: Something cannot be told without running it, or a given tensor that has
-                no gradient gets one.
+            NoStagesError: Something cannot be told without a run, or an input gets a gradient.
         """
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -302,10 +302,12 @@ class _Observer:
             try:
                 value = node_result(node, self.values, self.captured.modules.__getitem__)
             except (DynamicOutputShapeException, DataDependentOutputException) as cause:
-                raise NoStagesError(
-                    "something is made whose shape or number depends on the values of a tensor "
-                    f"({node.name}), and may differ from call to call"
-                ) from cause
+                value = as_traced(node)
+                if value is None:
+                    raise NoStagesError(
+                        "something is made whose shape or number depends on the values of a tensor "
+                        f"({node.name}), and may differ from call to call"
+                    ) from cause
             except (AssertionError, RuntimeError) as cause:  # nested tensors, sizes in a tensor
                 reason = str(cause).partition("\n")[0].rstrip(".")
                 raise NoStagesError(

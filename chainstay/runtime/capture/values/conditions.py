@@ -1,9 +1,10 @@
-"""Questions of yes or no that a forward asks of values in its arguments.
+"""Questions that a forward asks of values in its arguments: of yes or no, and how many.
 
 A forward may ask whether a mask hides anything, or whether there is a label too large, and go
-another way then: of that TorchDynamo makes no graph. What is made of the call's arguments alone
-can be looked up while it is traced, and asked again in front of each later call: another answer is
-another graph. Numbers are not looked up, of which there may be as many as calls.
+another way then: of that TorchDynamo makes no graph. Or it selects by a mask, as networks on graphs
+do that leave out edges: the values decide how large the result is. What is made of the call's
+arguments alone can be looked up while it is traced, and asked again in front of each later call:
+another answer is another graph. Numbers are not looked up, of which there may be as many as calls.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import not_
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 from unittest.mock import patch
 
 import torch
@@ -25,29 +26,40 @@ from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from chainstay.runtime.capture.subgraphs import called_name, example_of, subgraph, values_read
 from chainstay.runtime.capture.values.constant_masks import steady_operators_behind
 from chainstay.runtime.devices.thread_value import ThreadValue
+from chainstay.runtime.stage.states import tensors_in
+
+Answer: TypeAlias = bool | tuple[torch.Size, ...]
+"""Yes or no, or the sizes of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A question of yes or no to tensors of a call.
+    """A question to tensors of a call: of yes or no, or how large something is.
 
     Attributes:
         text: A text that is equal for equal questions.
-        function: Computes the answer.
+        function: Computes what the answer is about.
         places: Where in the call's tensors those are that it takes.
+        is_of_sizes: Whether it asks how large that is.
     """
 
     text: str
-    function: Callable[..., torch.Tensor]
+    function: Callable[..., Any]
     places: tuple[int, ...]
+    is_of_sizes: bool = False
 
-    def holds(self, tensors: Sequence[torch.Tensor]) -> bool | None:
+    def answer(self, tensors: Sequence[torch.Tensor]) -> Answer | None:
         """Return the answer for the tensors of a call; ``None`` if they have none."""
         try:
-            with torch.no_grad():
-                return bool(self.function(*(tensors[place] for place in self.places)))
+            found = self.result(tensors)
+            return tuple(t.shape for t in tensors_in(found)) if self.is_of_sizes else bool(found)
         except (IndexError, RuntimeError, TypeError):  # the call is of another kind
             return None
+
+    def result(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return what the answer is about."""
+        with torch.no_grad():
+            return self.function(*(tensors[place] for place in self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +79,26 @@ class Inquiry:
         """Return where each tensor is, by its identity; fake ones, without values, are nowhere."""
         return {id(t): place for place, t in enumerate(self.tensors) if not is_fake(t)}
 
+    @property
+    def sizes(self) -> tuple[Answer | None, ...]:
+        """How large all is whose size was asked for."""
+        return tuple(c.answer(self.tensors) for c in self.conditions if c.is_of_sizes)
+
+    @property
+    def sizes_text(self) -> str:
+        """The same for people: ``2 x 20, 2 x 21``."""
+        sizes = (size for answer in self.sizes for size in cast("tuple[torch.Size, ...]", answer))
+        return ", ".join(" x ".join(map(str, size)) for size in dict.fromkeys(sizes))
+
     def asks_more_than(self, known: list[Condition]) -> bool:
         """Add what it has asked to what is known to be asked; whether that was new."""
         texts, before = {condition.text for condition in known}, len(known)
         known += {c.text: c for c in self.conditions if c.text not in texts}.values()
         return len(known) > before
 
-    def holds(self, condition: Condition) -> bool | None:
+    def answer(self, condition: Condition) -> Answer | None:
         """Return the answer, and note that it was asked for."""
-        answer = condition.holds(self.tensors)
+        answer = condition.answer(self.tensors)
         if answer is not None:
             self.conditions.append(condition)
         return answer
@@ -89,7 +112,7 @@ class Inquiry:
         if place < 0 or self.tensors[place].dim() != 2:
             return False
         asked = (Condition(f"{place} {ask.__name__}", ask, (place,)) for ask in (_ones, _columns))
-        return any(self.holds(condition) for condition in asked)
+        return any(self.answer(condition) for condition in asked)
 
 
 def _ones(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,7 +193,7 @@ def _looked_up(variable: Any) -> Any:
 
     present = inquiry.now
     condition = _condition(variable.as_proxy().node, present.places) if present.tensors else None
-    answer = None if condition is None else present.holds(condition)
+    answer = None if condition is None else present.answer(condition)
     return None if answer is None else ConstantVariable.create(answer)
 
 
@@ -179,6 +202,16 @@ def _condition(node: fx.Node, places: dict[int, int]) -> Condition | None:
     example = example_of(node)
     if example is None or example.dtype != torch.bool or example.numel() != 1:
         return None
+    return question(node, places)
+
+
+def question(
+    node: fx.Node, places: dict[int, int], *, is_of_sizes: bool = False
+) -> Condition | None:
+    """Return what asks for the value of a node, if it is made of tensors of the call alone.
+
+    Those are, by their identity, at these `places` among the call's.
+    """
     if any(isinstance(other.target, HigherOrderOperator) for other in node.graph.nodes):
         return None  # nothing is known of what it changes
     examples = {
@@ -187,18 +220,19 @@ def _condition(node: fx.Node, places: dict[int, int]) -> Condition | None:
     }
     inputs = {p: places[id(given)] for p, given in examples.items() if id(given) in places}
     operators = steady_operators_behind(node, inputs)
-    if not operators or any(map(_may_be_cast, operators)):
+    if not operators or any(_may_be_cast(other) for other in operators if other is not node):
         return None
     read = values_read(operators)
     with unset_fake_temporarily():
         module = subgraph({}, operators, read, (node,))
     numbers = tuple(inputs[given] for given in read)
-    return Condition(f"{numbers} {module.code}", lambda *given: module(*given)[0], numbers)
+    text = f"{numbers} {module.code}"
+    return Condition(text, lambda *given: module(*given)[0], numbers, is_of_sizes)
 
 
 def _may_be_cast(node: fx.Node) -> bool:
     """Whether autocast may have another result of an operator."""
-    example = example_of(node)
     if called_name(node) in _NEVER_CAST:
         return False
-    return example is None or example.is_floating_point() or example.is_complex()
+    tensors = tensors_in(node.meta.get("example_value"))
+    return not tensors or any(t.is_floating_point() or t.is_complex() for t in tensors)
