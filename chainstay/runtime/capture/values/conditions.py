@@ -136,9 +136,9 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     call_tensor: Callable[..., Any] = TensorVariable.call_method
     call: Callable[..., Any] = BuiltinVariable.call_function
 
-    def call_method(self: Any, translator: Any, name: str, *args: Any) -> Any:
+    def call_method(self: Any, translator: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         answer = _looked_up(self) if name == "item" else None
-        return answer or call_tensor(self, translator, name, *args)
+        return answer or call_tensor(self, translator, name, *args, **kwargs)
 
     def call_function(self: Any, translator: Any, args: Sequence[Any], kwargs: Any) -> Any:
         if self.fn in (bool, not_) and len(args) == 1 and isinstance(args[0], TensorVariable):
