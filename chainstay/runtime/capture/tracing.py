@@ -227,8 +227,7 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
     guarded: models of ``transformers`` whose attentions are asked for read one in each block. A
     tensor is unpacked (``q, k, v = tensor``) by one ``unbind``, as it is outside of graphs: with a
     selection for each part, a backward makes a gradient of all of it for each. And guards are not
-    timed for torch's log: the processor's caches would be flushed for that, which
-    takes 25 ms per graph.
+    timed for torch's log: flushing the processor's caches for that takes 25 ms per graph.
     """
     from torch._dynamo import guards, variables  # noqa: PLC0415  # takes more than a second
     from torch._dynamo.source import (  # noqa: PLC0415  # likewise
@@ -246,9 +245,10 @@ def _patches() -> Iterator[AbstractContextManager[object]]:
         is_taken = tensor.layout == torch.sparse_coo and not tensor.requires_grad
         return is_sparse_any(tensor) and not is_taken
 
-    def can_be_printed(function: object, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    def can_be_printed(*given: Any) -> bool:
+        *function, args, kwargs = given  # torch 2.15 leaves the function out
         moved = [arg for arg in args if not arg.is_python_constant()]
-        return bool(can_be_moved(function, moved, kwargs))
+        return bool(can_be_moved(*function, moved, kwargs))
 
     call_of_object = variables.UserDefinedObjectVariable.call_method
 
