@@ -47,6 +47,14 @@ class WithoutRepetitions(Convolutions):
         return found[:, counts < 3]
 
 
+class AskingWhatIsLeft(Convolutions):
+    """It asks for the value of what it has asked for the size of."""
+
+    def left(self, edges: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        is_down = (edges[0] > edges[1])[torch.arange(EDGES) < 1]
+        return edges.flip(0) if is_down else edges
+
+
 class BySelectedNodes(Convolutions):
     """It selects numbers that gradients go to, too."""
 
@@ -101,6 +109,13 @@ def test_another_size_is_another_graph(kind: type[nn.Module]) -> None:
         assert all(map(torch.equal, trained(planned, x, edges), trained(plain, x, edges)))
     told: Any = planned.chainstay
     assert "by blocks" not in str(told)
+
+
+def test_the_value_of_what_is_left_is_another_question() -> None:
+    plain, planned = pair(AskingWhatIsLeft, 0.8)
+    x = torch.randn(NODES, WIDTH)
+    for edges in (drawn(0, 0), drawn(0, 0).flip(0), drawn(0, 0)):
+        assert all(map(torch.equal, trained(planned, x, edges), trained(plain, x, edges)))
 
 
 def test_a_graph_serves_all_calls_in_which_as_much_is_left() -> None:

@@ -226,7 +226,7 @@ def question(
     with unset_fake_temporarily():
         module = subgraph({}, operators, read, (node,))
     numbers = tuple(inputs[given] for given in read)
-    text = f"{numbers} {module.code}"
+    text = f"{'size' if is_of_sizes else 'truth'} of {numbers} {module.code}"
     return Condition(text, lambda *given: module(*given)[0], numbers, is_of_sizes)
 
 

@@ -36,10 +36,9 @@ def sizes_looked_up() -> Iterator[None]:
     from torch._dynamo.variables import builder  # noqa: PLC0415  # likewise
 
     def sized_value(node: fx.Node, translator: Any, *args: Any, **kwargs: Any) -> Any:
-        value = None
         try:
             value = get_fake_value(node, translator, *args, **kwargs)
-        except Unsupported as refusal:
+        except Unsupported as refusal:  # by torch 2.6
             sized = None
             if _REFUSAL in str(refusal).lower():
                 sized = _sized(node, None, translator.fake_mode)
