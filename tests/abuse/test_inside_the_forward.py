@@ -260,8 +260,8 @@ class Recurrent(nn.Module):
         if self.packs:
             packed = pack_padded_sequence(x, lengths, batch_first=True)
             return pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
-        state = torch.zeros_like(x[:, 0])
-        for step in range(int(lengths.max().item())):
+        state = self.cell(x[:, 0])
+        for step in range(int((lengths.max() - (state > 1).sum()).item())):
             state = self.cell(x[:, step], state)
         return state
 
@@ -278,7 +278,7 @@ def test_recurrent_models_are_told_what_to_do(*, packs: bool, reason: str) -> No
     require_refused(lambda: Recurrent(packs=packs), call, reason, by="graph")
 
 
-def test_a_loop_over_a_number_that_is_read_from_a_tensor_is_planned_by_modules() -> None:
+def test_a_loop_over_a_number_that_is_read_from_an_activation_is_planned_by_modules() -> None:
     call = Call((batch(2, 4, 16), torch.tensor([4, 3])))
     require_trains_equally(lambda: Recurrent(packs=False), call)
 

@@ -14,7 +14,7 @@ _EXTRACTION: Final = (
         "agreement/test_conditions.py::test_assertions_are_operators_that_raise_as_in_the_model",
     ),
     Mutant(
-        "runtime/capture/values/conditions.py",
+        "runtime/capture/values/lookups.py",
         'self.stack[-1].call_method(self, "logical_not", [], {})',
         "self.stack[-1]",
         "agreement/test_conditions.py::test_assertions_are_operators_that_raise_as_in_the_model",
@@ -33,9 +33,21 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/values/sizes.py",
-        "if any(t.requires_grad for t in tensors_in(value)) or",
-        "if",
-        "agreement/test_sizes_by_values.py",
+        "            known += _places(",
+        "            known += [part] or _places(",
+        "agreement/test_numbers_by_values.py",
+    ),
+    Mutant(
+        "runtime/capture/values/origins.py",
+        "pending = [other for other in others if _memory(changed_by(other)) & memory]",
+        "pending = []",
+        "agreement/test_conditions.py",
+    ),
+    Mutant(
+        "runtime/capture/values/origins.py",
+        "if any(_memory(changed_by(node)) & _memory(given) for node in found):",
+        "if not found:",
+        "agreement/test_conditions.py",
     ),
     Mutant(
         "runtime/capture/values/sizes.py",
@@ -45,9 +57,9 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/dynamo.py",
-        "if len(asked.answers) > MOST_SIZES:",
-        "if not asked.answers:",
-        "agreement/test_sizes_by_values.py",
+        "if sum(len(answers) - 1 for answers in known if answers) > MOST_OTHERS:",
+        "if len(asked.answers) > MOST_OTHERS + 1:",
+        "agreement/test_numbers_by_values.py",
     ),
     Mutant(
         "fitting/proportion.py",
@@ -135,14 +147,14 @@ _EXTRACTION: Final = (
         "unit/test_extraction_referee.py",
     ),
     Mutant(
-        "runtime/capture/values/conditions.py",
-        "if self.fn in (bool, not_) and",
-        "if self.fn is bool and",
+        "runtime/capture/values/lookups.py",
+        "not_: _truth, ",
+        "",
         "agreement/test_conditions.py::test_another_answer_is_another_graph",
     ),
     Mutant(
-        "runtime/capture/tracing.py",
-        '        (tensors, "unpack_var_sequence", _unpacked(tensors)),\n',
+        "runtime/capture/tracer_patches.py",
+        '        (tensors, "unpack_var_sequence", _unpacking(tensors)),\n',
         "",
         "agreement/test_fit_recurrent.py::test_gradients_of_rows_are_put_together_at_once",
     ),
@@ -208,6 +220,12 @@ _EXTRACTION: Final = (
         'vars(child).get("_compiled_call_impl")',
         "None",
         "agreement/test_fit_compiled_blocks.py::test_blocks_compiled_in_place_after_fit",
+    ),
+    Mutant(
+        "runtime/capture/values/constant_masks.py",
+        "operators is None or any(map(changed_by, operators))",
+        "operators is None",
+        "unit/test_constant_masks.py",
     ),
     Mutant(
         "runtime/capture/values/constant_masks.py",

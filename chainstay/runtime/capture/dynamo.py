@@ -52,10 +52,10 @@ from chainstay.runtime.capture.values.conditions import (
     Answer,
     Condition,
     inquiry,
-    values_looked_up,
 )
 from chainstay.runtime.capture.values.constant_masks import constant_masks_left_out
-from chainstay.runtime.capture.values.sizes import MOST_SIZES, sizes_looked_up
+from chainstay.runtime.capture.values.lookups import values_looked_up
+from chainstay.runtime.capture.values.sizes import sizes_looked_up
 from chainstay.runtime.devices.backend_settings import BackendSettings, backend_settings
 
 CapturedForward = Callable[..., Sequence[Any]]
@@ -69,6 +69,9 @@ Sizes = tuple[BackendSettings | type | torch.Size | float, ...]
 
 MOST_SHAPES: Final = 256
 """Shapes of calls whose graphs are kept; a graph and its plan may take ten megabytes."""
+
+MOST_OTHERS: Final = 3
+"""Graphs for calls that differ from others of their shape in sizes or numbers by values only."""
 
 _numbers = count(1)
 
@@ -159,7 +162,7 @@ class _SizedFunction(NamedTuple):
         traced: Captures others.
         forget: Lets the graphs go.
         conditions: What the graphs asked of values in the arguments.
-        answers: How large all was whose sizes they asked for.
+        answers: The sizes and numbers that they got.
     """
 
     known: Callable[..., Any]
@@ -229,18 +232,19 @@ class GraphCapture:
         """Take a graph that TorchDynamo has made; return what it will call.
 
         Raises:
-            NoFullGraphError: Values decide how large something is, and it differs too often.
+            NoFullGraphError: Sizes or numbers that values decide differ too often.
         """
         asked = self._compiled[_sizes_of(inquiry.now.tensors)]
         if self._masks_left_out is not None:
             self._masks_left_out |= constant_masks_left_out(graph, inputs, inquiry.now.is_usual)
         if inquiry.now.asks_more_than(asked.conditions):
             raise _NewConditionsError("the graph is traced again, with guards")
-        asked.answers.add(inquiry.now.sizes)
-        if len(asked.answers) > MOST_SIZES:
+        asked.answers.add(inquiry.now.amounts)
+        known = (function.answers for function in self._compiled.values())
+        if sum(len(answers) - 1 for answers in known if answers) > MOST_OTHERS:
             raise NoFullGraphError(
-                "values decide how large something is that the forward makes of its arguments "
-                f"({inquiry.now.sizes_text}), and it differs from call to call"
+                "values of its arguments decide how large something is, or are read as numbers "
+                f"({inquiry.now.amounts_text}), and they differ from call to call"
             )
         forward = self._receive(graph, inputs)
         self._has_graphs = True

@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from contextvars import ContextVar
 from traceback import walk_tb
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.runtime.capture.cuts.stage_names import outermost
+from chainstay.runtime.capture.tracer_patches import tracer_patches
 
 _MOST_GRAPHS: Final = 256
 """Graphs per function. Every call looks through those there are, so more would be slow."""
@@ -183,7 +183,7 @@ def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
         reordered = {*config.reorderable_logging_functions, print, warnings.warn}
         known["reorderable_logging_functions"] = reordered
     with config.patch(**known), _attention_apart(), _quiet(), _static(leaves), ExitStack() as stack:
-        for change in list(_patches()):
+        for change in list(tracer_patches()):
             stack.enter_context(change)
         yield
 
@@ -215,80 +215,6 @@ def _attention_apart() -> Iterator[None]:
         for function in apart:
             rules.pop(function, None)
         rules.update(before)
-
-
-def _patches() -> Iterator[AbstractContextManager[object]]:
-    """Yield changes of how TorchDynamo traces, if this release of torch has what they change.
-
-    ``random.Random`` objects are not traced: their numbers would become constants. Sparse tensors
-    in coordinates (COO) are, unless they are trained: TorchDynamo refuses all sparse ones, though
-    its guards tell them from dense ones, and look at their sizes and types. What is known while
-    tracing, such as sizes, can be printed behind the graph. Context variables can be read, and are
-    guarded: models of ``transformers`` whose attentions are asked for read one in each block. A
-    tensor is unpacked (``q, k, v = tensor``) by one ``unbind``, as it is outside of graphs: with a
-    selection for each part, a backward makes a gradient of all of it for each. And guards are not
-    timed for torch's log: flushing the processor's caches for that takes 25 ms per graph.
-    """
-    from torch._dynamo import guards, variables  # noqa: PLC0415  # takes more than a second
-    from torch._dynamo.source import (  # noqa: PLC0415  # likewise
-        AttrSource,
-        CallFunctionNoArgsSource,
-    )
-    from torch._dynamo.variables import builder, builtin, misc  # noqa: PLC0415  # likewise
-    from torch._dynamo.variables.base import VariableTracker  # noqa: PLC0415  # likewise
-    from torch._subclasses.meta_utils import is_sparse_any  # noqa: PLC0415  # likewise
-
-    printed: Any = getattr(misc, "DebuggingVariable", None)
-    can_be_moved: Any = getattr(printed, "can_reorder_logs", None)
-
-    def is_refused(tensor: torch.Tensor) -> bool:
-        is_taken = tensor.layout == torch.sparse_coo and not tensor.requires_grad
-        return is_sparse_any(tensor) and not is_taken
-
-    def can_be_printed(*given: Any) -> bool:
-        *function, args, kwargs = given  # torch 2.15 leaves the function out
-        moved = [arg for arg in args if not arg.is_python_constant()]
-        return bool(can_be_moved(*function, moved, kwargs))
-
-    call_of_object = variables.UserDefinedObjectVariable.call_method
-
-    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        is_read = isinstance(self.value, ContextVar) and name == "get" and not (args or kwargs)
-        if is_read and self.source is not None:
-            try:
-                held = self.value.get()
-            except LookupError:
-                pass  # as unknown to TorchDynamo as before
-            else:
-                source = CallFunctionNoArgsSource(AttrSource(self.source, "get"))
-                return VariableTracker.build(tx, held, source)
-        return call_of_object(self, tx, name, args, kwargs)
-
-    tensors = variables.TensorVariable
-    drawing: Any = getattr(variables, "RandomVariable", None)
-    for place, name, value in (
-        (drawing, "is_supported_random_obj", staticmethod(lambda _: False)),
-        (builder, "is_sparse_any", is_refused),
-        (builtin, "is_sparse_any", is_refused),
-        (printed, "can_reorder_logs", staticmethod(can_be_printed)),
-        (guards, "profile_guard_manager", lambda *_: 0.0),
-        (variables.UserDefinedObjectVariable, "call_method", called),
-        (tensors, "unpack_var_sequence", _unpacked(tensors)),
-    ):
-        if hasattr(place, name):
-            yield patch.object(place, name, value)
-
-
-def _unpacked(tensors: Any) -> Callable[..., Any]:
-    """Return a method by which TorchDynamo unpacks tensors with one `unbind`; see `_patches`."""
-    selected: Callable[..., Any] = tensors.unpack_var_sequence
-
-    def unpacked(self: Any, tx: Any, idxes: Sequence[int] | None = None) -> Any:
-        if idxes is not None or type(self) is not tensors or not self.size:
-            return selected(self, tx, idxes)
-        return self.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
-
-    return unpacked
 
 
 def _logging_functions() -> frozenset[Callable[..., Any]]:

@@ -1,58 +1,67 @@
-"""Questions that a forward asks of values in its arguments: of yes or no, and how many.
+"""Questions that a forward asks of values in its arguments: of yes or no, how large, how many.
 
 A forward may ask whether a mask hides anything, or whether there is a label too large, and go
-another way then: of that TorchDynamo makes no graph. Or it selects by a mask, as networks on graphs
-do that leave out edges: the values decide how large the result is. What is made of the call's
-arguments alone can be looked up while it is traced, and asked again in front of each later call:
-another answer is another graph. Numbers are not looked up, of which there may be as many as calls.
+another way then: of that TorchDynamo makes no graph. It may select by a mask, as networks on graphs
+do that leave out edges: the values decide how large the result is. Or it reads a number, such as
+the longest of the lengths that it is given. What is made of the call's arguments alone can be
+looked up while it is traced, and asked again in front of each later call: another answer is another
+graph.
 """
 
 from __future__ import annotations
 
-import dis
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import not_
-from typing import Any, Final, TypeAlias, cast
-from unittest.mock import patch
+from textwrap import shorten
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 
-from chainstay.runtime.capture.subgraphs import called_name, example_of, subgraph, values_read
-from chainstay.runtime.capture.values.constant_masks import steady_operators_behind
+from chainstay.runtime.capture.subgraphs import called_name, subgraph, values_read
+from chainstay.runtime.capture.values.origins import operators_behind
 from chainstay.runtime.devices.thread_value import ThreadValue
 from chainstay.runtime.stage.states import tensors_in
 
-Answer: TypeAlias = bool | tuple[torch.Size, ...]
-"""Yes or no, or the sizes of tensors."""
+Aspect: TypeAlias = Literal["truth", "sizes", "numbers"]
+"""What is asked of a value: whether it is true, how large it is, or all its numbers."""
+
+Answer: TypeAlias = bool | str
+"""Yes or no, or sizes or numbers as a text for people, such as ``2 x 20`` and ``[3, 5]``."""
+
+_TOLD: Final = 60
+"""Characters of an answer that a message has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A question to tensors of a call: of yes or no, or how large something is.
+    """A question to tensors of a call.
 
     Attributes:
         text: A text that is equal for equal questions.
         function: Computes what the answer is about.
         places: Where in the call's tensors those are that it takes.
-        is_of_sizes: Whether it asks how large that is.
+        aspect: What is asked of that.
     """
 
     text: str
     function: Callable[..., Any]
     places: tuple[int, ...]
-    is_of_sizes: bool = False
+    aspect: Aspect = "truth"
 
     def answer(self, tensors: Sequence[torch.Tensor]) -> Answer | None:
         """Return the answer for the tensors of a call; ``None`` if they have none."""
         try:
             found = self.result(tensors)
-            return tuple(t.shape for t in tensors_in(found)) if self.is_of_sizes else bool(found)
+            match self.aspect:
+                case "truth":
+                    return bool(found)
+                case "sizes":
+                    return ", ".join(" x ".join(map(str, t.shape)) for t in tensors_in(found))
+                case "numbers":
+                    return str(found.tolist())
         except (IndexError, RuntimeError, TypeError):  # the call is of another kind
             return None
 
@@ -80,15 +89,14 @@ class Inquiry:
         return {id(t): place for place, t in enumerate(self.tensors) if not is_fake(t)}
 
     @property
-    def sizes(self) -> tuple[Answer | None, ...]:
-        """How large all is whose size was asked for."""
-        return tuple(c.answer(self.tensors) for c in self.conditions if c.is_of_sizes)
+    def amounts(self) -> tuple[Answer | None, ...]:
+        """The sizes and the numbers that it has asked for."""
+        return tuple(c.answer(self.tensors) for c in self.conditions if c.aspect != "truth")
 
     @property
-    def sizes_text(self) -> str:
-        """The same for people: ``2 x 20, 2 x 21``."""
-        sizes = (size for answer in self.sizes for size in cast("tuple[torch.Size, ...]", answer))
-        return ", ".join(" x ".join(map(str, size)) for size in dict.fromkeys(sizes))
+    def amounts_text(self) -> str:
+        """The same for people: ``2 x 20, [3, 5]``."""
+        return shorten(", ".join(map(str, dict.fromkeys(self.amounts))), _TOLD, placeholder=" ...")
 
     def asks_more_than(self, known: list[Condition]) -> bool:
         """Add what it has asked to what is known to be asked; whether that was new."""
@@ -127,107 +135,52 @@ inquiry: Final = ThreadValue(Inquiry())
 """What the trace that is made in a thread asks of values; outside of all traces nothing."""
 
 
-@contextmanager
-def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, TorchDynamo knows what it is asked of these tensors of a call."""
-    from torch._dynamo import symbolic_convert  # noqa: PLC0415  # takes more than a second
-    from torch._dynamo.variables import BuiltinVariable, TensorVariable  # noqa: PLC0415  # likewise
-
-    call_tensor: Callable[..., Any] = TensorVariable.call_method
-    call: Callable[..., Any] = BuiltinVariable.call_function
-
-    def call_method(self: Any, translator: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        answer = _looked_up(self) if name == "item" else None
-        return answer or call_tensor(self, translator, name, *args, **kwargs)
-
-    def call_function(self: Any, translator: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        if self.fn in (bool, not_) and len(args) == 1 and isinstance(args[0], TensorVariable):
-            args = [_looked_up(args[0]) or args[0]]
-        return call(self, translator, args, kwargs)
-
-    def looking(table: Sequence[Callable[..., None]], number: int) -> Callable[..., None]:
-        def jump_by_value(self: Any, instruction: Any) -> None:
-            jump = table[number]
-            if isinstance(self.stack[-1], TensorVariable):
-                self.stack[-1] = _looked_up(self.stack[-1]) or self.stack[-1]
-            if isinstance(self.stack[-1], TensorVariable) and _asserts_not(self, instruction):
-                jump = table[dis.opmap[instruction.opname.replace("FALSE", "TRUE")]]
-                self.stack[-1] = self.stack[-1].call_method(self, "logical_not", [], {})
-            jump(self, instruction)
-
-        return jump_by_value
-
-    with inquiry.set_to(Inquiry(tensors)), ExitStack() as stack:
-        stack.enter_context(patch.object(TensorVariable, "call_method", call_method))
-        stack.enter_context(patch.object(BuiltinVariable, "call_function", call_function))
-        pending: list[Any] = [symbolic_convert.InstructionTranslatorBase]
-        for translator in pending:  # grows meanwhile
-            pending += translator.__subclasses__()
-            before = translator.dispatch_table
-            table = list(before)
-            for number in _JUMPS:
-                table[number] = looking(before, number)
-            stack.enter_context(patch.object(translator, "dispatch_table", table))
-        yield
-
-
-_NEVER_CAST: Final = frozenset(("full", "masked_fill_", "triu", "zeros_like"))
-"""Operators whose numbers have one type under autocast, too: those that make masks of attention."""
-_JUMPS: Final = tuple(
-    number
-    for name, number in dis.opmap.items()
-    if re.fullmatch(r"POP_JUMP_(FORWARD_|BACKWARD_)?IF_(TRUE|FALSE)", name)
+_NEVER_CAST: Final = frozenset(
+    (
+        *("full", "ones", "ones_like", "zeros", "zeros_like", "triu"),
+        *("masked_fill", "masked_fill_", "where", "to", "float", "type"),
+        *("add", "sub", "rsub", "mul", "div", "truediv", "neg", "floor", "ceil"),
+        *("getitem", "setitem", "expand", "flatten", "reshape", "squeeze", "unsqueeze", "view"),
+    )
 )
-"""The instructions that go on elsewhere by whether a value is true, and do not keep it."""
+"""Operators whose numbers have one type under autocast, too: those that make masks and lengths."""
 
 
-def _asserts_not(translator: Any, jump: Any) -> bool:
-    """Whether a jump is one of ``assert not``; TorchDynamo traces those of ``assert`` only."""
-    following = translator.instructions[translator.instruction_pointer].opname
-    return bool(jump.opname.endswith("IF_FALSE") and following == "LOAD_ASSERTION_ERROR")
+def question(node: fx.Node, aspect: Aspect) -> Condition | None:
+    """Return what asks the present inquiry's tensors for the value of a node.
 
-
-def _looked_up(variable: Any) -> Any:
-    """Return TorchDynamo's constant for a value of yes or no that can be looked up, else None."""
-    from torch._dynamo.variables import ConstantVariable  # noqa: PLC0415  # takes more than a second
-
-    present = inquiry.now
-    condition = _condition(variable.as_proxy().node, present.places) if present.tensors else None
-    answer = None if condition is None else present.answer(condition)
-    return None if answer is None else ConstantVariable.create(answer)
-
-
-def _condition(node: fx.Node, places: dict[int, int]) -> Condition | None:
-    """Return the condition that a node tells, if it is made of tensors of the call alone."""
-    example = example_of(node)
-    if example is None or example.dtype != torch.bool or example.numel() != 1:
-        return None
-    return question(node, places)
-
-
-def question(
-    node: fx.Node, places: dict[int, int], *, is_of_sizes: bool = False
-) -> Condition | None:
-    """Return what asks for the value of a node, if it is made of tensors of the call alone.
-
-    Those are, by their identity, at these `places` among the call's.
+    Returns:
+        ``None`` if it is not made of these tensors alone, or they do not answer.
     """
-    if any(isinstance(other.target, HigherOrderOperator) for other in node.graph.nodes):
-        return None  # nothing is known of what it changes
+    present = inquiry.now
+    nodes = node.graph.nodes
+    if not present.tensors or any(isinstance(n.target, HigherOrderOperator) for n in nodes):
+        return None  # nothing is known of what a higher-order operator changes
     examples = {
         placeholder: getattr(placeholder.meta.get("grapharg"), "example", None)
         for placeholder in node.graph.find_nodes(op="placeholder")
     }
+    places = present.places
     inputs = {p: places[id(given)] for p, given in examples.items() if id(given) in places}
-    operators = steady_operators_behind(node, inputs)
-    if not operators or any(_may_be_cast(other) for other in operators if other is not node):
+    operators = operators_behind(node, inputs)
+    if operators is None or any(_may_be_cast(other) for other in operators if other is not node):
         return None
-    read = values_read(operators)
+    read = values_read(operators, (node,) if node in inputs else ())
     with unset_fake_temporarily():
         module = subgraph({}, operators, read, (node,))
     numbers = tuple(inputs[given] for given in read)
-    text = f"{'size' if is_of_sizes else 'truth'} of {numbers} {module.code}"
-    return Condition(text, lambda *given: module(*given)[0], numbers, is_of_sizes)
+    text = f"{aspect} of {numbers} {module.code}"
+    condition = Condition(text, lambda *given: module(*given)[0], numbers, aspect)
+    return None if present.answer(condition) is None else condition
+
+
+def looked_up(node: fx.Node, aspect: Aspect) -> Any:
+    """Return the value of a node, of which an aspect is asked for; ``None`` as `question`."""
+    condition = question(node, aspect)
+    if condition is None:
+        return None
+    with unset_fake_temporarily():
+        return condition.result(inquiry.now.tensors)
 
 
 def _may_be_cast(node: fx.Node) -> bool:

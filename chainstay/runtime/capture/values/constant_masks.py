@@ -15,14 +15,12 @@ Where several heads of queries share keys and values (grouped-query attention), 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, cast
 
 import torch
 from torch import fx
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional
 
@@ -31,23 +29,15 @@ from chainstay.runtime.capture.subgraphs import (
     called_name,
     example_of,
     subgraph,
-    tags_of,
     values_read,
 )
+from chainstay.runtime.capture.values.origins import changed_by, operators_behind
 
 _MOST_ENTRIES: Final = 2**28
 """The entries up to which a mask is made once, so that its values can be looked at."""
 
 _BY_HEADS: Final = (slice(None), slice(None), None, slice(None), slice(None))
 """The index that gives keys an axis along which each head is repeated."""
-
-_ASSIGNING: Final = frozenset(
-    (
-        *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
-        *(operator.ifloordiv, operator.imod, operator.ipow),
-        *(operator.iand, operator.ior, operator.ixor),
-    )
-)
 
 
 def constant_masks_left_out(
@@ -78,7 +68,7 @@ def constant_masks_left_out(
             _share_heads(node)
     _hand_over_what_is_read(module)
     for mask in masks:
-        for node in reversed(steady_operators_behind(mask, given) or ()):
+        for node in reversed(_steady_operators_behind(mask, given) or ()):
             if not node.users:
                 node.graph.erase_node(node)
     return any(is_causal is not None for is_causal in masks.values())
@@ -172,7 +162,7 @@ def _is_causal(
     """Whether a mask hides just the future, or nothing; None where it hides other things."""
     shown: torch.Tensor = mask.meta.get("example_value", torch.empty(0))
     is_alike = shown.dtype == torch.bool and shown.shape[-2:] == (queries, keys)
-    nodes = steady_operators_behind(mask, given)
+    nodes = _steady_operators_behind(mask, given)
     if not is_alike or not nodes or shown.numel() > _MOST_ENTRIES:
         return None
     read = values_read(nodes)
@@ -186,69 +176,11 @@ def _is_causal(
         return True if queries == keys and bool((value != future).all()) else None
 
 
-def steady_operators_behind(value: fx.Node, inputs: Collection[fx.Node]) -> list[fx.Node] | None:
+def _steady_operators_behind(value: fx.Node, inputs: Collection[fx.Node]) -> list[fx.Node] | None:
     """Return the operators that a value is made by, in order; None if it may change.
 
     It may if it is made of more than constants and these `inputs`, or if a part of it is drawn at
     random, or lies in memory that an operator in front of it, or behind, changes in place.
     """
-    found = {value}
-    pending = [value]
-    while pending:
-        node = pending.pop()
-        if node in inputs:
-            continue
-        if node.op not in ("call_function", "call_method") or _draws(node):
-            return None
-        if _changes(node) and not _fills_its_own(node):
-            return None
-        example = example_of(node)
-        if example is not None and is_functorch_wrapped_tensor(example):
-            return None  # made under vmap, which is not here
-        new = [given for given in node.all_input_nodes if given not in found]
-        found.update(new)
-        pending += new
-    changing = (node for node in value.graph.nodes if _changes(node))
-    others = (node for node in changing if node not in found)
-    changed = {read for node in others for read in node.all_input_nodes}
-    if changed & found or _storages(changed) & _storages(found):
-        return None
-    return [node for node in value.graph.nodes if node in found and node not in inputs]
-
-
-def _storages(nodes: Iterable[fx.Node]) -> set[int]:
-    """Return the identities of the memory that these tensors lie in."""
-    examples = [example for node in nodes if (example := example_of(node)) is not None]
-    plain = [get_unwrapped(t) if is_functorch_wrapped_tensor(t) else t for t in examples]
-    strided = (tensor for tensor in plain if tensor.layout == torch.strided)
-    return {tensor.untyped_storage()._cdata for tensor in strided}  # noqa: SLF001  # its identity
-
-
-def _changes(node: fx.Node) -> bool:
-    """Whether an operator may change a tensor in place."""
-    target = node.target
-    name = called_name(node)
-    is_operator = getattr(operator, name, None) is target  # `and_`, say
-    in_place = name.endswith("_") and not (name.endswith("__") or is_operator)
-    flags = [node.kwargs.get("inplace"), *(node.args if _is_functional(node) else ())]
-    is_asked = any(flag is True for flag in flags)
-    return in_place or is_asked or target in _ASSIGNING or "out" in node.kwargs
-
-
-def _fills_its_own(node: fx.Node) -> bool:
-    """Whether an operator fills zeros that nothing else reads, as masks of numbers are made."""
-    filled = node.args[0] if node.target == "masked_fill_" else None
-    is_new = isinstance(filled, fx.Node) and called_name(filled) == "zeros_like"
-    return is_new and len(cast("fx.Node", filled).users) == 1
-
-
-def _draws(node: fx.Node) -> bool:
-    """Whether an operator may draw random numbers; what torch has as a function only may, too."""
-    name = called_name(node)
-    is_unknown = _is_functional(node) and not hasattr(torch.ops.aten, name)  # `gumbel_softmax`
-    return "dropout" in name or is_unknown or torch.Tag.nondeterministic_seeded in tags_of(name)
-
-
-def _is_functional(node: fx.Node) -> bool:
-    """Whether a node calls a function of ``torch.nn.functional``."""
-    return getattr(node.target, "__module__", "") == functional.__name__
+    operators = operators_behind(value, inputs)
+    return None if operators is None or any(map(changed_by, operators)) else operators

@@ -1,0 +1,122 @@
+"""Changes of how TorchDynamo traces: for what it refuses, or makes a graph of that costs more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from itertools import groupby
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+
+def tracer_patches() -> Iterator[AbstractContextManager[object]]:
+    """Yield changes of how TorchDynamo traces, if this release of torch has what they change.
+
+    ``random.Random`` objects are not traced: their numbers would become constants. What is known
+    while tracing, such as sizes, can be printed behind the graph. And guards are not timed for
+    torch's log: flushing the processor's caches for that takes 25 ms per graph.
+    """
+    from torch._dynamo import guards, variables  # noqa: PLC0415  # takes more than a second
+    from torch._dynamo.variables import builder, builtin, misc  # noqa: PLC0415  # likewise
+
+    drawing: Any = getattr(variables, "RandomVariable", None)
+    printed: Any = getattr(misc, "DebuggingVariable", None)
+    objects, tensors = variables.UserDefinedObjectVariable, variables.TensorVariable
+    iterators = variables.ItertoolsVariable
+    for place, name, value in (
+        (drawing, "is_supported_random_obj", staticmethod(lambda _: False)),
+        (builder, "is_sparse_any", _is_refused),
+        (builtin, "is_sparse_any", _is_refused),
+        (printed, "can_reorder_logs", _printing(printed)),
+        (guards, "profile_guard_manager", lambda *_: 0.0),
+        (objects, "call_method", _reading_context_variables(objects)),
+        (iterators, "call_function", _grouping(iterators)),
+        (tensors, "unpack_var_sequence", _unpacking(tensors)),
+    ):
+        if hasattr(place, name):
+            yield patch.object(place, name, value)
+
+
+def _is_refused(tensor: torch.Tensor) -> bool:
+    """Whether a sparse tensor is refused: those in coordinates (COO) are not, unless trained.
+
+    TorchDynamo refuses all, though its guards tell them from dense ones, and look at their sizes
+    and types.
+    """
+    from torch._subclasses.meta_utils import is_sparse_any  # noqa: PLC0415  # takes a second
+
+    is_taken = tensor.layout == torch.sparse_coo and not tensor.requires_grad
+    return is_sparse_any(tensor) and not is_taken
+
+
+def _printing(printed: Any) -> Any:
+    """Return what says that constants among what is printed need no graph."""
+    can_be_moved: Any = getattr(printed, "can_reorder_logs", None)
+
+    def can_be_printed(*given: Any) -> bool:
+        *function, args, kwargs = given  # torch 2.15 leaves the function out
+        moved = [arg for arg in args if not arg.is_python_constant()]
+        return bool(can_be_moved(*function, moved, kwargs))
+
+    return staticmethod(can_be_printed)
+
+
+def _reading_context_variables(objects: Any) -> Callable[..., Any]:
+    """Return a method by which context variables can be read, and are guarded.
+
+    Models of ``transformers`` whose attentions are asked for read one in each block.
+    """
+    from torch._dynamo.source import (  # noqa: PLC0415  # takes more than a second
+        AttrSource,
+        CallFunctionNoArgsSource,
+    )
+    from torch._dynamo.variables.base import VariableTracker  # noqa: PLC0415  # likewise
+
+    call: Callable[..., Any] = objects.call_method
+
+    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        is_read = isinstance(self.value, ContextVar) and name == "get" and not (args or kwargs)
+        if is_read and self.source is not None:
+            try:
+                held = self.value.get()
+            except LookupError:
+                pass  # as unknown to TorchDynamo as before
+            else:
+                source = CallFunctionNoArgsSource(AttrSource(self.source, "get"))
+                return VariableTracker.build(tx, held, source)
+        return call(self, tx, name, args, kwargs)
+
+    return called
+
+
+def _grouping(iterators: Any) -> Callable[..., Any]:
+    """Return a method by which `itertools.groupby` takes its key by position, too.
+
+    Vision-language models of ``transformers`` give it so.
+    """
+    call: Callable[..., Any] = iterators.call_function
+
+    def called(self: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        if self.value is groupby and len(args) == 2:
+            args, kwargs = args[:1], {"key": args[1]}
+        return call(self, tx, args, kwargs)
+
+    return called
+
+
+def _unpacking(tensors: Any) -> Callable[..., Any]:
+    """Return a method by which a tensor is unpacked by one `unbind`, as it is outside of graphs.
+
+    With a selection for each part, a backward makes a gradient of all of the tensor for each.
+    """
+    selected: Callable[..., Any] = tensors.unpack_var_sequence
+
+    def unpacked(self: Any, tx: Any, idxes: Sequence[int] | None = None) -> Any:
+        if idxes is not None or type(self) is not tensors or not self.size:
+            return selected(self, tx, idxes)
+        return self.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
+
+    return unpacked
