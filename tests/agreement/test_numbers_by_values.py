@@ -12,6 +12,7 @@ from torch import nn
 
 from chainstay import fit
 from chainstay.runtime.capture.dynamo import MOST_OTHERS
+from torch_release import IS_TORCH_2_6
 
 ROWS, LENGTH, WIDTH = 3, 8, 16
 
@@ -134,7 +135,11 @@ def require_equal(
 @pytest.mark.parametrize(
     "kind",
     [
-        *(Layers, ByInt, ByTensor, ByList, ByRange, ByTruth),
+        pytest.param(
+            ByTensor,
+            marks=pytest.mark.skipif(IS_TORCH_2_6, reason="torch 2.6 traces no slices by tensors"),
+        ),
+        *(Layers, ByInt, ByList, ByRange, ByTruth),
         *(ByMask, ByMaskOfRows, ByRepetition, ByLast, ByGroups),
     ],
 )

@@ -11,7 +11,6 @@ from torch import nn
 
 from chainstay import fit
 from chainstay.runtime.capture.dynamo import MOST_OTHERS
-from torch_release import IS_TORCH_2_6
 
 NODES, EDGES, WIDTH = 30, 80, 16
 
@@ -145,8 +144,7 @@ def test_what_cannot_be_looked_up_goes_by_blocks(
         assert all(map(torch.equal, trained(planned, x, edges), trained(plain, x, others)))
         assert torch.equal(edges, others)
     told: Any = planned.chainstay
-    # Torch 2.6 does not tell whether such a selection has a gradient.
-    assert ("by blocks" not in str(told)) == (is_graph and not IS_TORCH_2_6)
+    assert ("by blocks" not in str(told)) == is_graph
 
 
 def test_where_each_call_has_another_size_the_network_goes_by_blocks() -> None:

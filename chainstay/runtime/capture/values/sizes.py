@@ -30,7 +30,7 @@ from chainstay.runtime.stage.states import tensors_in
 _WHOLE: Final = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
 """Types of tensors that are one number where an index has them without dimensions."""
 
-_REFUSAL: Final = "dynamic shape operator"
+_REFUSALS: Final = ("dynamic shape operator", "data dependent operator")
 """How TorchDynamo refuses an operator whose result has such a size, where it does."""
 
 
@@ -49,9 +49,8 @@ def sizes_looked_up() -> Iterator[None]:
         try:
             value = get_fake_value(node, translator, *args, **kwargs)
         except Unsupported as refusal:  # by torch 2.6
-            sized = None
-            if _REFUSAL in str(refusal).lower():
-                sized = _sized(node, None, translator.fake_mode)
+            is_known = any(words in str(refusal).lower() for words in _REFUSALS)
+            sized = _sized(node, None, translator.fake_mode) if is_known else None
             if sized is None:
                 raise
             return sized
