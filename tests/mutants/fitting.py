@@ -38,6 +38,12 @@ _EXTRACTION: Final = (
         "agreement/test_numbers_by_values.py",
     ),
     Mutant(
+        "runtime/capture/values/conditions.py",
+        " and called_name(node) not in CHECKPOINTS",
+        "",
+        "agreement/test_conditions.py",
+    ),
+    Mutant(
         "runtime/capture/values/origins.py",
         "pending = [other for other in others if _memory(changed_by(other)) & memory]",
         "pending = []",

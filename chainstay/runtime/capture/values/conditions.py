@@ -20,7 +20,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 
-from chainstay.runtime.capture.subgraphs import called_name, subgraph, values_read
+from chainstay.runtime.capture.subgraphs import CHECKPOINTS, called_name, subgraph, values_read
 from chainstay.runtime.capture.values.origins import operators_behind
 from chainstay.runtime.devices.thread_value import ThreadValue
 from chainstay.runtime.stage.states import tensors_in
@@ -153,9 +153,8 @@ def question(node: fx.Node, aspect: Aspect) -> Condition | None:
         ``None`` if it is not made of these tensors alone, or they do not answer.
     """
     present = inquiry.now
-    nodes = node.graph.nodes
-    if not present.tensors or any(isinstance(n.target, HigherOrderOperator) for n in nodes):
-        return None  # nothing is known of what a higher-order operator changes
+    if not present.tensors or any(map(_may_change_all, node.graph.nodes)):
+        return None
     examples = {
         placeholder: getattr(placeholder.meta.get("grapharg"), "example", None)
         for placeholder in node.graph.find_nodes(op="placeholder")
@@ -181,6 +180,14 @@ def looked_up(node: fx.Node, aspect: Aspect) -> Any:
         return None
     with unset_fake_temporarily():
         return condition.result(inquiry.now.tensors)
+
+
+def _may_change_all(node: fx.Node) -> bool:
+    """Whether a node is a higher-order operator that may change what it is given in place.
+
+    Torch has no backward through a `torch.utils.checkpoint` that does.
+    """
+    return isinstance(node.target, HigherOrderOperator) and called_name(node) not in CHECKPOINTS
 
 
 def _may_be_cast(node: fx.Node) -> bool:
