@@ -165,6 +165,7 @@ def test_the_longest_of_other_lengths_is_the_same_graph() -> None:
         require_equal(plain, planned, lengths)
     told: Any = planned.chainstay
     assert len(told.plans) == 1
+    assert "by blocks" not in str(told)
 
 
 def test_numbers_that_always_differ_are_few_graphs_in_calls_of_all_shapes() -> None:
