@@ -79,6 +79,8 @@ class AskingFilled(Layers):
 
 class AskingBehindACheckpoint(Layers):
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            torch._dynamo.graph_break()  # no graph but that with the checkpoint in it
         x = checkpoint(self.layers[0], x, use_reentrant=False)
         return super().forward(x, mask)
 
@@ -133,7 +135,13 @@ def padded() -> torch.Tensor:
     return ones() * (torch.arange(LENGTH) < torch.tensor([[LENGTH], [5]]))
 
 
-@pytest.mark.parametrize("kind", [Layers, AskingByItem, AskingTheOpposite, AskingFilled, Attention])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Layers, AskingByItem, AskingTheOpposite, AskingFilled),
+        *(AskingBehindACheckpoint, Attention),
+    ],
+)
 @pytest.mark.parametrize("order", [(ones, padded), (padded, ones)])
 def test_another_answer_is_another_graph(kind: type[Layers], order: Any) -> None:
     torch.manual_seed(0)
