@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from benchmarks.models.family_captioners import CAPTIONER_FAMILIES
 from benchmarks.models.family_modules import MODULE_FAMILIES
+from benchmarks.models.family_vision_language import VISION_LANGUAGE_FAMILIES
 from zoo import Sample  # torchvision, and whatever imports it, can be imported only after this
 
 __all__ = ["FAMILIES"]
@@ -392,7 +392,7 @@ FAMILIES: Final[Mapping[str, Callable[[], Sample]]] = MappingProxyType(
         "complex spectra": lambda: Sample(_Spectral(), (torch.randn(8, 32),)),
         "weight norm": lambda: Sample(_Waves(), (torch.randn(2, 1, 256),)),
         "spectral norm": _critic,
-        **CAPTIONER_FAMILIES,
+        **VISION_LANGUAGE_FAMILIES,
         **MODULE_FAMILIES,
     }
 )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from chainstay import fit
-from chainstay.runtime.capture.dynamo import MOST_OTHERS
+from chainstay.runtime.capture.dynamo import MOST_GRAPHS_BY_VALUES
 from torch_release import IS_TORCH_2_6
 
 ROWS, LENGTH, WIDTH = 3, 8, 16
@@ -170,7 +170,7 @@ def test_the_longest_of_other_lengths_is_the_same_graph() -> None:
 
 def test_numbers_that_always_differ_are_few_graphs_in_calls_of_all_shapes() -> None:
     plain, planned = pair(ByList, "1MiB")
-    for call in range(MOST_OTHERS + 3):
+    for call in range(MOST_GRAPHS_BY_VALUES + 3):
         assert "by blocks" not in str(planned.chainstay)
         require_equal(plain, planned, [call // 2 + 1, 2, 2], LENGTH + call % 2)
     assert "differ from call to call" in str(planned.chainstay)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from chainstay import fit
-from chainstay.runtime.capture.dynamo import MOST_OTHERS
+from chainstay.runtime.capture.dynamo import MOST_GRAPHS_BY_VALUES
 
 NODES, EDGES, WIDTH = 30, 80, 16
 
@@ -151,7 +151,7 @@ def test_where_each_call_has_another_size_the_network_goes_by_blocks() -> None:
     """Each size is another plan, and there may be as many as calls."""
     plain, planned = pair(Convolutions, 1.0)
     x = torch.randn(NODES, WIDTH)
-    for loops in range(MOST_OTHERS + 3):
+    for loops in range(MOST_GRAPHS_BY_VALUES + 3):
         edges = drawn(loops, loops)
         assert all(map(torch.equal, trained(planned, x, edges), trained(plain, x, edges)))
     told: Any = planned.chainstay

@@ -63,8 +63,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/dynamo.py",
-        "if sum(len(answers) - 1 for answers in known if answers) > MOST_OTHERS:",
-        "if len(asked.answers) > MOST_OTHERS + 1:",
+        "if sum(len(answers) - 1 for answers in known if answers) > MOST_GRAPHS_BY_VALUES:",
+        "if len(asked.answers) > MOST_GRAPHS_BY_VALUES + 1:",
         "agreement/test_numbers_by_values.py",
     ),
     Mutant(

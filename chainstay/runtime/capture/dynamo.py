@@ -70,8 +70,8 @@ Sizes = tuple[BackendSettings | type | torch.Size | float, ...]
 MOST_SHAPES: Final = 256
 """Shapes of calls whose graphs are kept; a graph and its plan may take ten megabytes."""
 
-MOST_OTHERS: Final = 3
-"""Graphs for calls that differ from others of their shape in sizes or numbers by values only."""
+MOST_GRAPHS_BY_VALUES: Final = 3
+"""Graphs, beside the first of each shape, for other sizes or numbers that values decide."""
 
 _numbers = count(1)
 
@@ -241,10 +241,11 @@ class GraphCapture:
             raise _NewConditionsError("the graph is traced again, with guards")
         asked.answers.add(inquiry.now.amounts)
         known = (function.answers for function in self._compiled.values())
-        if sum(len(answers) - 1 for answers in known if answers) > MOST_OTHERS:
+        if sum(len(answers) - 1 for answers in known if answers) > MOST_GRAPHS_BY_VALUES:
             raise NoFullGraphError(
                 "values of its arguments decide how large something is, or are read as numbers "
-                f"({inquiry.now.amounts_text}), and they differ from call to call"
+                f"({inquiry.now.amounts_text}), and they differ from call to call; compute what "
+                "depends on them in front of the model"
             )
         forward = self._receive(graph, inputs)
         self._has_graphs = True

@@ -1,4 +1,4 @@
-"""Changes of how TorchDynamo traces: for what it refuses, or makes a graph of that costs more."""
+"""Patches of TorchDynamo, for code that it refuses, or makes a graph of that costs more."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ def values_looked_up(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
     call_tensor: Callable[..., Any] = TensorVariable.call_method
     call: Callable[..., Any] = BuiltinVariable.call_function
-
     asked = {bool: _truth, not_: _truth, int: _item, range: _item}
 
     def call_method(self: Any, translator: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +82,7 @@ def _asserts_not(translator: Any, jump: Any) -> bool:
 
 def _truth(variable: Any, translator: Any) -> Any:
     """Return TorchDynamo's constant for whether a value is true, if that can be looked up."""
-    example = _whole(variable)
+    example = _integer_example(variable)
     if example is None or example.numel() != 1:
         return None
     value = looked_up(variable.as_proxy().node, "truth")
@@ -92,7 +91,7 @@ def _truth(variable: Any, translator: Any) -> Any:
 
 def _item(variable: Any, translator: Any) -> Any:
     """Return TorchDynamo's constant for the one number of a tensor, likewise."""
-    example = _whole(variable)
+    example = _integer_example(variable)
     if example is not None and example.dtype == torch.bool:
         return _truth(variable, translator)
     numbers = _numbers(variable)
@@ -106,20 +105,25 @@ def _list(variable: Any, translator: Any) -> Any:
 
 
 def _numbers(variable: Any) -> torch.Tensor | None:
+    """Return the integers of a tensor, likewise."""
     numbers: torch.Tensor | None = None
-    if _whole(variable) is not None:
+    if _integer_example(variable) is not None:
         numbers = looked_up(variable.as_proxy().node, "numbers")
     return numbers
 
 
-def _whole(variable: Any) -> torch.Tensor | None:
-    """Return an example of a tensor of whole numbers; those with fractions seldom come again."""
+def _integer_example(variable: Any) -> torch.Tensor | None:
+    """Return a variable's tensor while tracing, if it is one of integers or truths.
+
+    Numbers with fractions are not looked up: they seldom come again.
+    """
     example = example_of(variable.as_proxy().node)
     has_fractions = example is None or example.is_floating_point() or example.is_complex()
     return None if has_fractions else example
 
 
 def _constant(translator: Any, value: object) -> Any:
+    """Return TorchDynamo's constant for a Python number, or a list of some."""
     from torch._dynamo.variables.base import VariableTracker  # noqa: PLC0415  # takes a second
 
     return VariableTracker.build(translator, value)

@@ -1,4 +1,4 @@
-"""A value in a graph is made of other values, and changed in place: the operators that do that."""
+"""Find the operators that make a value in a graph, and those that change it in place."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from chainstay.runtime.capture.subgraphs import called_name, example_of
 from chainstay.runtime.capture.values.conditions import looked_up
 from chainstay.runtime.stage.states import tensors_in
 
-_WHOLE: Final = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
+_INTEGER_TYPES: Final = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
 """Types of tensors that are one number where an index has them without dimensions."""
 
 _REFUSALS: Final = ("dynamic shape operator", "data dependent operator")
@@ -107,7 +107,7 @@ def _index_by_known(node: fx.Node, mode: FakeTensorMode) -> None:
 def _number(node: fx.Node) -> Any:
     """Return the number that a tensor in an index is, or the node if it cannot be looked up."""
     example = example_of(node)
-    if example is None or example.dim() or example.dtype not in _WHOLE:
+    if example is None or example.dim() or example.dtype not in _INTEGER_TYPES:
         return node
     number = looked_up(node, "numbers")
     return node if number is None else number.item()

@@ -1,4 +1,4 @@
-"""Models that read images and text: small, with random weights.
+"""Vision-language models: small, with random weights.
 
 They read sizes of images from their arguments, and put the images' features in the places of
 certain words, which values tell.
@@ -15,7 +15,7 @@ import torch
 
 from zoo import Sample  # torchvision, and whatever imports it, can be imported only after this
 
-__all__ = ["CAPTIONER_FAMILIES"]
+__all__ = ["VISION_LANGUAGE_FAMILIES"]
 
 _IMAGE_WORD: Final = 99
 _LENGTH: Final = 40
@@ -44,14 +44,14 @@ def _captions(features: int) -> dict[str, torch.Tensor]:
     return {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words.clone()}
 
 
-def _captioner(name: str, inputs: dict[str, torch.Tensor], **options: Any) -> Sample:
+def _vision_language(name: str, inputs: dict[str, torch.Tensor], **options: Any) -> Sample:
     kind = getattr(import_module("transformers"), f"{name}ForConditionalGeneration")
     return Sample(kind(kind.config_class(**options)), (), inputs)
 
 
 def _smolvlm() -> Sample:
     inputs = {**_captions(16), "pixel_values": torch.randn(2, 1, 3, 32, 32)}
-    return _captioner(
+    return _vision_language(
         "SmolVLM",
         inputs,
         text_config={**_TEXT, "model_type": "llama"},
@@ -68,7 +68,7 @@ def _llava_next() -> Sample:
         "pixel_values": torch.randn(2, 5, 3, 16, 16),
         "image_sizes": torch.tensor([[32, 32], [32, 32]]),
     }
-    return _captioner(
+    return _vision_language(
         "LlavaNext",
         inputs,
         text_config={**_TEXT, "model_type": "llama"},
@@ -78,7 +78,7 @@ def _llava_next() -> Sample:
     )
 
 
-CAPTIONER_FAMILIES: Final[Mapping[str, Callable[[], Sample]]] = MappingProxyType(
+VISION_LANGUAGE_FAMILIES: Final[Mapping[str, Callable[[], Sample]]] = MappingProxyType(
     {"HF SmolVLM": _smolvlm, "HF LLaVA-NeXT": _llava_next}
 )
 """By name, what builds a model and a call of it."""
