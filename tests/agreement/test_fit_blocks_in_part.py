@@ -32,18 +32,18 @@ from zoo import loss_of
 
 CPU = torch.device("cpu")
 SAMPLE = Sample((TOKENS,))
+MEANS: list[float] = []
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not annotate it
 def looked_at(x: torch.Tensor) -> torch.Tensor:
     """What a tool for logging does, for instance."""
+    MEANS.append(x.detach().mean().item())
     return x
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not annotate it
 def scaled(x: torch.Tensor) -> torch.Tensor:
     """It makes something new of it, so that no block follows another one directly."""
-    return x * 0.9
+    return looked_at(x) * 0.9
 
 
 class Watched(Language):

@@ -160,6 +160,24 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/tracer_patches.py",
+        '        (functions, "__init__", _taking_the_original(functions)),\n',
+        "",
+        "agreement/test_disabled_functions.py::test_what_is_disabled_is_in_the_graph",
+    ),
+    Mutant(
+        "runtime/capture/tracer_patches.py",
+        "        if _original(value) is None:\n",
+        "        if value is not None:\n",
+        "agreement/test_disabled_functions.py::test_what_is_disabled_is_in_the_graph",
+    ),
+    Mutant(
+        "runtime/capture/tracer_patches.py",
+        'home not in ("torch", __package__.partition(".")[0])',
+        'home != "torch"',
+        "abuse/test_inside_the_forward.py",
+    ),
+    Mutant(
+        "runtime/capture/tracer_patches.py",
         '        (tensors, "unpack_var_sequence", _unpacking(tensors)),\n',
         "",
         "agreement/test_fit_recurrent.py::test_gradients_of_rows_are_put_together_at_once",

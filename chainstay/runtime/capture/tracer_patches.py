@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import groupby
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, Final
 from unittest.mock import patch
 
 import torch
+
+_ORIGINAL: Final = "_torchdynamo_orig_callable"
+"""Where `torch.compiler.disable` keeps the function that it is given."""
 
 
 def tracer_patches() -> Iterator[AbstractContextManager[object]]:
@@ -26,6 +30,8 @@ def tracer_patches() -> Iterator[AbstractContextManager[object]]:
     printed: Any = getattr(misc, "DebuggingVariable", None)
     objects, tensors = variables.UserDefinedObjectVariable, variables.TensorVariable
     iterators = variables.ItertoolsVariable
+    functions, skipped = variables.UserFunctionVariable, variables.SkipFunctionVariable
+    wrappers = variables.functions.WrapperUserFunctionVariable
     for place, name, value in (
         (drawing, "is_supported_random_obj", staticmethod(lambda _: False)),
         (builder, "is_sparse_any", _is_refused),
@@ -35,6 +41,8 @@ def tracer_patches() -> Iterator[AbstractContextManager[object]]:
         (objects, "call_method", _reading_context_variables(objects)),
         (iterators, "call_function", _grouping(iterators)),
         (tensors, "unpack_var_sequence", _unpacking(tensors)),
+        (functions, "__init__", _taking_the_original(functions)),
+        (skipped, "create_with_source", _tracing_the_original(skipped, wrappers)),
     ):
         if hasattr(place, name):
             yield patch.object(place, name, value)
@@ -120,3 +128,42 @@ def _unpacking(tensors: Any) -> Callable[..., Any]:
         return self.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
 
     return unpacked
+
+
+def _taking_the_original(functions: Any) -> Callable[..., None]:
+    """Return a constructor by which methods under `torch.compiler.disable` are traced.
+
+    They are to be kept from compilers, and nothing is compiled here.
+    """
+    begin: Callable[..., None] = functions.__init__
+
+    def begun(self: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
+        original = _original(fn)
+        begin(self, original if isinstance(original, FunctionType) else fn, *args, **kwargs)
+
+    return begun
+
+
+def _tracing_the_original(skipped: Any, wrappers: Any) -> Any:
+    """Return a class method by which functions under `torch.compiler.disable` are traced."""
+    create: Callable[..., Any] = skipped.create_with_source.__func__
+
+    def created(cls: Any, value: Any, source: Any) -> Any:
+        if _original(value) is None:
+            return create(cls, value, source)
+        return wrappers(value, _ORIGINAL, source=source)
+
+    return classmethod(created)
+
+
+def _original(function: Any) -> FunctionType | MethodType | None:
+    """Return the function that is disabled; None if none is, or torch or chainstay disabled it.
+
+    What these disable, such as hooks of FSDP and forwards of fitted models, is no part of a graph.
+    """
+    if not getattr(function, "_torchdynamo_disable", False):
+        return None
+    original = getattr(function, _ORIGINAL, None)
+    home = getattr(original, "__module__", "").partition(".")[0]
+    is_theirs = home not in ("torch", __package__.partition(".")[0])
+    return original if isinstance(original, FunctionType | MethodType) and is_theirs else None
