@@ -164,6 +164,6 @@ def _original(function: Any) -> FunctionType | MethodType | None:
     if not getattr(function, "_torchdynamo_disable", False):
         return None
     original = getattr(function, _ORIGINAL, None)
-    home = getattr(original, "__module__", "").partition(".")[0]
+    home = str(getattr(original, "__module__", "")).partition(".")[0]
     is_theirs = home not in ("torch", __package__.partition(".")[0])
     return original if isinstance(original, FunctionType | MethodType) and is_theirs else None
