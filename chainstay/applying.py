@@ -23,6 +23,7 @@ from chainstay.fitting.front import require_model
 from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
 from chainstay.plans import Cut, Fingerprint, OptionChoice, Plan, load_plan
+from chainstay.problems.arguments import whole_bytes
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, JoinProfile, OffloadProfile
@@ -32,7 +33,6 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.extract import require_module_and_tuple
 from chainstay.runtime.capture.trials.call import Call
-from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
 from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.execute.planned import Planned
@@ -183,7 +183,7 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
     if on_new_shape not in ("refuse", "run plainly"):
         raise ValueError(f"on_new_shape is {on_new_shape!r}, must be 'refuse' or 'run plainly'")
     known = plan if isinstance(plan, Plan) else load_plan(plan)
-    limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
+    limit = None if host_budget is None else whole_bytes("host_budget", host_budget)
     settings = PlannerSettings(
         budget=None,
         by="blocks" if known.cut is not None and known.cut.by == "blocks" else "graph",

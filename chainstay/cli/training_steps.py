@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from chainstay.cli.models.workload import SEED, Workload
-from chainstay.runtime.capture.trials.isolation import zeroed_gradients
+from chainstay.runtime.capture.trials.isolation import values_kept, zeroed_gradients
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import trace_memory
 from chainstay.runtime.execute.environment import random_states
@@ -124,16 +124,9 @@ def fits_here(size: int, device: torch.device) -> bool:
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[None]:
     """Give parameters zero gradients, which no budget covers; restore the state afterwards."""
-    tensors = (*model.parameters(), *model.buffers())
-    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        with zeroed_gradients(trained):
-            yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
+    with values_kept((*model.parameters(), *model.buffers())), zeroed_gradients(trained):
+        yield
 
 
 def _state(model: nn.Module, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:

@@ -16,12 +16,13 @@ from chainstay.fitting.fitted import Fitted, fitted_of, require_fitted
 from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
 from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.fitting.strategies.memory_options import MemoryOptions
+from chainstay.problems.arguments import whole_bytes
 from chainstay.profiles import Link
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of, is_wrapped
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
-from chainstay.runtime.devices.device_memory import free_bytes, plain_bytes
+from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.runtime.measures.cost_files import require_cache
 from chainstay.runtime.measures.measured import require_repeats
 from chainstay.runtime.measures.progress import say
@@ -210,7 +211,7 @@ def settings_of(  # noqa: PLR0913  # those of `fit`
         memory=MemoryOptions.of(
             recompute=recompute, offload=offload, link=link, host_budget=host_budget, device=device
         ),
-        reserve=plain_bytes("reserve", reserve),
+        reserve=whole_bytes("reserve", reserve),
         **others,
     )
     if settings.reserve and settings.budget is not None:

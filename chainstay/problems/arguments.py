@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chainstay.errors import InvalidBudgetError, InvalidProfileError
-from chainstay.units import whole_number
+from chainstay.units import parse_bytes, whole_number
 
 
 def require_kind(profile: object, *kinds: type) -> None:
@@ -29,3 +29,15 @@ def require_whole(budget: object) -> None:
             f"budget is {budget!r}, must be a whole number below 2**63; text such as '50%' is "
             "for solve_chain and the other functions that solve"
         )
+
+
+def whole_bytes(name: str, given: object) -> int:
+    """Return the argument `name` as a number of bytes.
+
+    Raises:
+        InvalidBudgetError: It is none.
+    """
+    size = parse_bytes(given) if isinstance(given, str) else whole_number(given)
+    if size is None or size < 0:
+        raise InvalidBudgetError(f"{name} is {given!r}; write whole bytes or '2GiB'")
+    return size

@@ -12,12 +12,12 @@ from typing import Final, TypeVar
 from chainstay.errors import (
     ChainstayError,
     HostBudgetError,
-    InvalidBudgetError,
     InvalidProfileError,
     SolverLimitError,
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
+from chainstay.problems.arguments import whole_bytes
 from chainstay.problems.offload import (
     OffloadClaim,
     TransferProblem,
@@ -25,7 +25,6 @@ from chainstay.problems.offload import (
 )
 from chainstay.profiles import Link
 from chainstay.timetable import Time
-from chainstay.units import parse_bytes, whole_number
 
 MEASURED_PROFILE: Final = "a ChainProfile; of a measured chain, pass measured.profile"
 """The kind that the profile of a chain must have, for people."""
@@ -73,14 +72,7 @@ def limited_link(link: object, host_budget: int | str | None) -> Link:
     """
     if not isinstance(link, Link):
         raise InvalidProfileError(f"link is {link!r}, must be a Link, as in Link(bandwidth=16)")
-    if host_budget is None:
-        return link
-    size = parse_bytes(host_budget) if isinstance(host_budget, str) else whole_number(host_budget)
-    if size is None or size < 0:
-        raise InvalidBudgetError(
-            f"host_budget is {host_budget!r}; write whole bytes, '8GiB', or None for no limit"
-        )
-    return link.within(size)
+    return link.within(None if host_budget is None else whole_bytes("host_budget", host_budget))
 
 
 def require_profile(profile: object, kinds: type | UnionType, needed: str) -> None:

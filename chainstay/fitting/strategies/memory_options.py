@@ -8,10 +8,10 @@ from weakref import WeakSet
 
 import torch
 
+from chainstay.problems.arguments import whole_bytes
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime.devices.device import accelerator_at
-from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.transfer import Engine, engine_for, measure_link
 from chainstay.solution import Solution
 
@@ -56,7 +56,7 @@ class MemoryOptions:
         """
         if link is not None and not isinstance(link, Link):
             raise ValueError(f"link is {link!r}, must be a Link, or None to have it measured")
-        limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
+        limit = None if host_budget is None else whole_bytes("host_budget", host_budget)
         has_link = link is not None or accelerator_at(device) is not None
         is_here = bool(offload) or (offload is None and has_link)
         obstacle = ""

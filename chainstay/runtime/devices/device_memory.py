@@ -8,7 +8,7 @@ from torch import nn
 
 from chainstay.errors import InvalidBudgetError
 from chainstay.runtime.devices.device import accelerator_at
-from chainstay.units import format_bytes, parse_bytes, whole_number
+from chainstay.units import format_bytes
 
 MARGIN: Final = 0.05
 """Share of what is free that stays free: the allocator's fragments, and workspaces of kernels."""
@@ -53,15 +53,3 @@ def free_bytes(model: nn.Module, reserve: int) -> int:
             f"{format_bytes(PAGES)}; nothing is left, so free some memory"
         )
     return budget
-
-
-def plain_bytes(name: str, given: object) -> int:
-    """The argument `name` as a number of bytes.
-
-    Raises:
-        InvalidBudgetError: It is none.
-    """
-    size = parse_bytes(given) if isinstance(given, str) else whole_number(given)
-    if size is None or size < 0:
-        raise InvalidBudgetError(f"{name} is {given!r}; write whole bytes or '2GiB'")
-    return size

@@ -99,18 +99,14 @@ class Host:
     @contextmanager
     def _itself(self) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
         model, own = self.model, vars(self.model).pop("forward", None)
-        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         attributes = [(module, dict(vars(module))) for module in model.modules()]
         try:
             vars(model)["forward"] = MethodType(self.call.function, model)
-            with left_sharded(model), values_kept(self.call.tensors):
+            with left_sharded(model), values_kept((*self.call.tensors, *model.buffers())):
                 yield model, lambda: model(*self.call.args, **self.call.kwargs)
         finally:
             for module, before in attributes:
                 vars(module).clear()
                 vars(module).update(before)
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
             if own is not None:
                 vars(model)["forward"] = own
