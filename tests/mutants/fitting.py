@@ -178,6 +178,30 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/tracer_patches.py",
+        '        (tensors, "call_method", _requiring_gradients(tensors)),\n',
+        "",
+        "agreement/test_requires_grad_inside.py",
+    ),
+    Mutant(
+        "runtime/capture/trials/equivalence.py",
+        "                if id(leaf) not in made\n",
+        "",
+        "agreement/test_requires_grad_inside.py",
+    ),
+    Mutant(
+        "runtime/capture/graph.py",
+        "        if made in node.graph.output_node().all_input_nodes:\n",
+        "        if made is None:\n",
+        "agreement/test_requires_grad_inside.py",
+    ),
+    Mutant(
+        "runtime/capture/graph.py",
+        "        copies[made] = self.graph.create_node(",
+        "        copies[node] = self.graph.create_node(",
+        "agreement/test_requires_grad_inside.py",
+    ),
+    Mutant(
+        "runtime/capture/tracer_patches.py",
         '        (tensors, "unpack_var_sequence", _unpacking(tensors)),\n',
         "",
         "agreement/test_fit_recurrent.py::test_gradients_of_rows_are_put_together_at_once",

@@ -52,6 +52,33 @@ class CustomFunction(nn.Module):
         return f"{self.first.code}\n{self.second.code}\n{self.dirty} {self.constant} {self.count}"
 
 
+def require_gradient(made: torch.Tensor) -> torch.Tensor:
+    """Return `made`; in a captured graph, this is where the forward makes it require a gradient."""
+    return made.requires_grad_()
+
+
+class RequiringGradient(nn.Module):
+    """Does what `requires_grad_()` does, but for a leaf, whose gradient nobody reads."""
+
+    code = "requires_grad_"
+
+    def forward(self, made: torch.Tensor) -> torch.Tensor:
+        """Return `made`, as what requires a gradient."""
+        trained = torch.empty(0, device=made.device, requires_grad=True)
+        result: torch.Tensor = _Required.apply(made, trained)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return result
+
+
+class _Required(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, made: torch.Tensor, _trained: torch.Tensor) -> torch.Tensor:
+        return made.view_as(made)
+
+    @staticmethod
+    def backward(_ctx: Any, _gradient: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
 def _in_any_mode(module: fx.GraphModule) -> fx.GraphModule:
     """Return a copy that does not turn gradients off at first: ``create_graph`` needs them."""
     graph = fx.Graph()

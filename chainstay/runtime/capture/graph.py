@@ -23,7 +23,12 @@ from torch import fx, nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.caught_errors import asserted, caught_at
-from chainstay.runtime.capture.custom_functions import OPERATOR, CustomFunction
+from chainstay.runtime.capture.custom_functions import (
+    OPERATOR,
+    CustomFunction,
+    RequiringGradient,
+    require_gradient,
+)
 from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
 from chainstay.runtime.capture.recurrent_layers import has_layers, split_layers
 from chainstay.runtime.capture.subgraphs import (
@@ -231,8 +236,9 @@ class _GraphCopier:
             if name in CHECKPOINTS:
                 for copy in takewhile(lambda copy: copy is not last, reversed(self.graph.nodes)):
                     copy.meta[RUN_AGAIN] = bool(node.kwargs.get("preserve_rng_state", True))
-        elif name == OPERATOR:
-            copies[node] = self._custom_function(node, copies)
+        elif name in (OPERATOR, require_gradient.__name__):
+            make = self._custom_function if name == OPERATOR else self._requiring_gradient
+            copies[node] = make(node, copies)
         elif node.target is operator.getitem and isinstance(first, tuple | list):
             copies[node] = first[cast("int", node.args[1])]
         elif not self._switched(name, node, copies):
@@ -275,6 +281,18 @@ class _GraphCopier:
         elif node.op == "call_module":
             copy.target = self._module_name(attrgetter(str(node.target))(module))
         return self._in_regions(copy)
+
+    def _requiring_gradient(self, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+        (made,) = node.all_input_nodes
+        if made in node.graph.output_node().all_input_nodes:
+            raise NoStagesError(
+                "the forward returns or keeps what it makes require a gradient (requires_grad_), "
+                "which a plan gives none to; compute that in front of the model"
+            )
+        name = self._module_name(RequiringGradient())
+        copies[made] = self.graph.create_node("call_module", name, (copies[made],))
+        copies[made].meta.update(made.meta)
+        return self._in_regions(copies[made])
 
     def _custom_function(self, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
         first, second = (copies[argument] for argument in node.all_input_nodes[:2])

@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 import torch
 
+from chainstay.runtime.capture.custom_functions import require_gradient
+
 _ORIGINAL: Final = "_torchdynamo_orig_callable"
 """Where `torch.compiler.disable` keeps the function that it is given."""
 
@@ -41,6 +43,7 @@ def tracer_patches() -> Iterator[AbstractContextManager[object]]:
         (objects, "call_method", _reading_context_variables(objects)),
         (iterators, "call_function", _grouping(iterators)),
         (tensors, "unpack_var_sequence", _unpacking(tensors)),
+        (tensors, "call_method", _requiring_gradients(tensors)),
         (functions, "__init__", _taking_the_original(functions)),
         (skipped, "create_with_source", _tracing_the_original(skipped, wrappers)),
     ):
@@ -128,6 +131,28 @@ def _unpacking(tensors: Any) -> Callable[..., Any]:
         return self.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
 
     return unpacked
+
+
+def _requiring_gradients(tensors: Any) -> Callable[..., Any]:
+    """Return a method by which what the forward makes may be made to require a gradient.
+
+    ``enable_input_require_grads()`` of ``transformers`` does that to embeddings that are not
+    trained, as LoRA needs it for checkpoints inside.
+    """
+    call: Callable[..., Any] = tensors.call_method
+
+    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        is_made = name == "requires_grad_" and self.source is None
+        if not (is_made and all(v.as_python_constant() for v in (*args, *kwargs.values()))):
+            return call(self, tx, name, args, kwargs)
+        example = self.as_proxy().node.meta["example_value"]
+        if not example.requires_grad:
+            tx.output.create_proxy("call_function", require_gradient, (self.as_proxy(),), {})
+            example.requires_grad_()
+            self.requires_grad = True
+        return self
+
+    return called
 
 
 def _taking_the_original(functions: Any) -> Callable[..., None]:

@@ -17,10 +17,11 @@ own gradients do, those of the graph may differ from them by rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -152,12 +153,14 @@ class Trial:
         constant = (value for value in parameters if id(value) not in self.written)
         world = world_kept(functions_of(self.call.model), self.device)
         with world, torch.enable_grad(), saving(stand_ins):
-            with values_kept(constant) as spoiled, self.call.failures_told(), log:
+            told, kept = self.call.failures_told(), values_kept(constant)
+            with kept as spoiled, told, log, _leaves_made() as made:
                 value = shadow()
             given = {id(tensor) for _, tensor in stand_ins.known.values()}
             leaves = (leaf for leaf in output_leaves(value) if isinstance(leaf, torch.Tensor))
-            made = {id(leaf): leaf for leaf in leaves if id(leaf) not in given}
-            outcome = self._outcome(value, list(made.values()), stand_ins)
+            own = {id(leaf): leaf for leaf in leaves if id(leaf) not in given}
+            outcome = self._outcome(value, list(own.values()), stand_ins)
+            outcome.made = made
         if spoiled:
             raise NotTheModelError(
                 f"the forward of {self.call.name} changes a parameter in a way that "
@@ -233,7 +236,12 @@ class Trial:
             roots = {id(leaf): leaf for leaf in outcome.tensors if leaf.requires_grad}.values()
             if roots:  # not autograd.grad, which reentrant checkpoints do not take
                 torch.autograd.backward(list(roots), [root.detach() for root in roots])
-            return {originals.get(id(leaf), id(leaf)): leaf.grad for leaf in variables}
+            made = {id(leaf) for leaf in outcome.made}  # nobody has these to read gradients from
+            return {
+                originals.get(id(leaf), id(leaf)): leaf.grad
+                for leaf in variables
+                if id(leaf) not in made
+            }
 
     def _refusal(self, difference: str) -> NotTheModelError:
         """Return an error for people: where the two begin to differ, or the model from itself."""
@@ -263,6 +271,20 @@ class Trial:
         )
 
 
+@contextmanager
+def _leaves_made() -> Iterator[list[torch.Tensor]]:
+    """Yield what is made to require a gradient inside (`requires_grad_`), filled by and by."""
+    require, made = torch.Tensor.requires_grad_, list[torch.Tensor]()
+
+    def required(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:  # noqa: FBT001, FBT002  # as torch's
+        if requires_grad and not tensor.requires_grad:
+            made.append(tensor)
+        return require(tensor, requires_grad)
+
+    with patch.object(torch.Tensor, "requires_grad_", required):
+        yield made
+
+
 @dataclass(slots=True, eq=False)
 class _Outcome:
     """The outcome of a forward."""
@@ -272,6 +294,7 @@ class _Outcome:
     changed: Sequence[torch.Tensor]
     random: Sequence[tuple[torch.device, torch.Tensor]]  # states of generators afterwards
     stand_ins: StandIns  # those of the inputs
+    made: Sequence[torch.Tensor] = ()  # what the forward made, and made require a gradient
     positions: dict[int, int] = field(default_factory=dict)  # in the other outcome, by identity
     unmatched: int | None = None  # index of a leaf that the other outcome has not
 
