@@ -72,7 +72,7 @@ class InfeasibleBudgetError(ChainstayError):
         budget: The budget that was asked for, in bytes.
         required: The least budget, in bytes, for which the same call has an answer; of family
             ``"known"``, one for which it has an answer, and the least that the call found.
-        reason: A sentence on what needs so much; empty if that is not known.
+        reason: A clause on what needs so much; empty if that is not known.
 
     Args:
         budget: As the attribute.
@@ -81,7 +81,8 @@ class InfeasibleBudgetError(ChainstayError):
         family: The class of schedules that was searched; ``"all"`` for every valid one.
         network: ``"chain"`` or ``"join"``.
         unit: ``"bytes"``, or what else budgets count, such as ``"slots"``.
-        reason: A sentence on what needs so much, if that is known.
+        plain: Bytes that plain training needs, if that is known.
+        reason: A clause on what needs so much, if that is known.
     """
 
     def __init__(  # noqa: PLR0913  # all by name, each a part of the message
@@ -93,36 +94,43 @@ class InfeasibleBudgetError(ChainstayError):
         family: str,
         network: str = "chain",
         unit: str = "bytes",
+        plain: int = 0,
         reason: str = "",
     ) -> None:
         self.budget = budget
         self.required = required
         self.reason = reason
         self._searched: Any = {
-            "stages": stages, "family": family, "network": network, "unit": unit
+            "stages": stages, "family": family, "network": network, "unit": unit, "reason": reason
         }  # fmt: skip
+        self._plain = plain
         which = "" if family == "all" else f"{family} "
         amounts = [_exact(n) if unit == "bytes" else f"{n} {unit}" for n in (budget, required)]
         known = which if family == "known" else ""
         is_share = unit == "bytes" and budget <= 100 and required >= 1024
         share = f"A share of plain training is written '{budget}%'. " if is_share else ""
+        remedy = "Raise the budget, shrink the batch, or cut the model into finer stages."
+        if plain:
+            because = f"; {reason}" * bool(reason)
+            share = f"That is {required / plain:.0%} of plain training{because}. {share}"
+            remedy = "Raise the budget, or shrink the batch."
         super().__init__(
             f"no {which}schedule of this {stages}-stage {network} fits in {amounts[0]}; "
-            f"the least feasible budget {known}is {amounts[1]}. {reason}{' ' * bool(reason)}"
-            f"{share}Raise the budget, shrink the batch, or cut the model into finer stages."
+            f"the least feasible budget {known}is {amounts[1]}. {share}{remedy}"
         )
 
     def known(self, budget: int, required: int) -> InfeasibleBudgetError:
         """Return the refusal of a budget whose least feasible one is known by trying it out."""
         searched = self._searched | {"family": "known"}
         return InfeasibleBudgetError(
-            budget=budget, required=required, reason=self.reason, **searched
+            budget=budget, required=required, plain=self._plain, **searched
         )
 
-    def because(self, reason: str) -> InfeasibleBudgetError:
-        """Return the same refusal with a sentence on what needs so much."""
+    def beside(self, plain: int) -> InfeasibleBudgetError:
+        """Return the same refusal of a model whose plain training needs so many bytes."""
+        plain = self._plain or plain
         return InfeasibleBudgetError(
-            budget=self.budget, required=self.required, reason=reason, **self._searched
+            budget=self.budget, required=self.required, plain=plain, **self._searched
         )
 
 

@@ -22,7 +22,7 @@ from chainstay.integrations.first_call import FitSettings
 from chainstay.integrations.lightning import FitCallback
 from plain_loop import convolutional
 
-SETTINGS = FitSettings(budget="50%", loss=lambda output: output.square().mean())
+SETTINGS = FitSettings(budget="50%")
 
 
 class Classifier(LightningModule):  # type: ignore[misc]  # the library's own types are not read

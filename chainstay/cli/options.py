@@ -56,8 +56,9 @@ class ModelOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="cpu, cuda, cuda:1, xpu; or a data sheet such as A100-80GB, for which costs are "
-            "estimated and nothing is run. By default an accelerator if one is here, else the CPU.",
+            help="cpu, cuda, cuda:1 or xpu; commands that run nothing also take a data sheet "
+            "such as A100-80GB, for which costs are estimated. By default an accelerator if one is "
+            "here, else the CPU.",
         ),
     ] = None
     dtype: Annotated[DataType, typer.Option(help="Data type of parameters and inputs.")] = "float32"

@@ -69,15 +69,16 @@ def chainstay_backend(
         UnsupportedModelError: The graph is part of a forward only, no budget is given, or an
             option that there is not.
     """
-    if not options or options.get("budget") is None:
-        raise UnsupportedModelError(
-            "the backend 'chainstay' needs a budget: torch.compile(model, backend='chainstay', "
-            "options={'budget': '8GiB'})"
-        )
+    options = {} if options is None else options
     if unknown := sorted(options.keys() - _OPTIONS):
         raise UnsupportedModelError(
             f"the backend 'chainstay' has no option {unknown[0]!r}; it has "
             f"{', '.join(sorted(_OPTIONS))}"
+        )
+    if options.get("budget") is None:
+        raise UnsupportedModelError(
+            "the backend 'chainstay' needs a budget: torch.compile(model, backend='chainstay', "
+            "options={'budget': '8GiB'})"
         )
     compiled = _COMPILED.setdefault(id(options), _Compiled(options, _frame()))
     _require_whole(graph, compiled)
@@ -104,7 +105,7 @@ def _require_whole(graph: fx.GraphModule, compiled: _Compiled) -> None:
         raise UnsupportedModelError(
             f"TorchDynamo breaks the forward into several graphs{why}, which cannot be planned "
             "within one budget; torch.compile(..., fullgraph=True) tells where, and "
-            "chainstay.fit(model, budget=...) goes by blocks then"
+            "chainstay.fit(model, budget=...) plans such models"
         )
 
 

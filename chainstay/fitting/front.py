@@ -125,7 +125,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         host_budget: The limit for what is away at a time, in bytes or as ``"8GiB"``; ``None`` for
             no limit.
         repeats: The least number of timed runs of each stage; see `chainstay.measure`.
-        progress: Show a bar on stderr while measuring, if that is a terminal.
+        progress: Show on stderr what is planned, and a bar while measuring if that is a terminal.
+            False leaves out warnings, too, such as that a loss cannot be traced.
         cache: A directory for what was measured, one JSON file per model, call and machine;
             what is found there is not measured again, but for compiled blocks. By default there is
             none.

@@ -86,6 +86,7 @@ def _tried(
                 required=found.peak_bytes,
                 stages=len(planned.profile),
                 family="known",
+                plain=planned.plain_peak or 0,
             )
         limit = min(limit, predicted) - (found.peak_bytes - budget)
         say(

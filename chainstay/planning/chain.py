@@ -324,6 +324,7 @@ class _ChainPlanner:
                 required=required,
                 stages=len(self.measured.profile),
                 family="known",
+                plain=plain_peak(self.measured),
                 reason=what_needs_most(self.measured, smallest),
             )
         return self._bounded(replace(smallest, budget=self.budget), None, chosen)

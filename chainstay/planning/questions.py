@@ -118,7 +118,7 @@ def least_solution(
 
 
 def what_needs_most(measured: Measurement, smallest: Solution) -> str:
-    """Return a sentence on what needs most in the plan that needs least."""
+    """Return a clause on what needs most in the plan that needs least."""
     replay = judge(measured, smallest).replay
     pairs = zip(replay.timeline, measured.overheads_for(smallest.schedule), strict=True)
     highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
@@ -132,9 +132,8 @@ def what_needs_most(measured: Measurement, smallest: Solution) -> str:
     else:
         step, at = "backward", max(costs, key=lambda cost: cost.backward_bytes).backward_operator
     return (
-        f"That is {smallest.peak_bytes / max(plain_peak(measured), 1):.0%} of plain training; the "
-        f"{step} of {stages} needs most, {format_bytes(overhead)} for itself "
-        f"alone{at and f' at {at}'}."
+        f"the {step} of {stages} needs most, {format_bytes(overhead)} for itself "
+        f"alone{at and f' at {at}'}"
     )
 
 

@@ -153,7 +153,7 @@ def test_another_default_type_around_the_backward_only(by: str) -> None:
         (
             Halving,
             UnsupportedModelError,
-            "Stack is called under the dispatch mode Halving, which what its plan runs again",
+            "Stack is called under the dispatch mode Halving; what its plan runs again",
         ),
     ],
     ids=["saved tensors hooks", "dispatch mode"],
@@ -247,7 +247,7 @@ def test_torch_func(name: str, by: str) -> None:
     try:
         found = FUNCTIONS[name](fitted)
     except ChainstayError as refusal:
-        assert "Stack is called under a transform of torch.func, which" in str(refusal)  # noqa: PT017  # not in all cases
+        assert "Stack is called under a transform of torch.func; what" in str(refusal)  # noqa: PT017  # not in all cases
     else:
         assert differences(picture(expected), picture(found)) == []
     require_equal_steps(plain, fitted, backward_step(SAMPLE), 1)

@@ -297,7 +297,7 @@ def test_a_trace_is_compressed_if_its_name_says_so() -> None:
         ("plan hf:gpt2?layers=2 -b 50%", 2, "the configuration of gpt2 has no 'layers'"),
         ("plan models.py -b 50%", 2, "models.py:function"),
         ("plan models.py:absent -b 50%", 2, "models.py has no function 'absent'"),
-        ("plan models.py:nothing -b 50%", 2, "returned a int, must return a model"),
+        ("plan models.py:nothing -b 50%", 2, "something of type int, must return a model"),
         ("plan models.py:MODEL -b 50%", 2, "is a model itself, must be a function"),
         ("plan models.py:broken -b 50%", 4, "RuntimeError: no such weights (models.py, line"),
         ("plan absent.py:net -b 50%", 2, "there is no file absent.py"),

@@ -174,6 +174,8 @@ def test_whatever_a_stage_or_the_loss_raises_is_told_with_its_name(fail: Stage, 
         (3, "the loss is a int, must be callable"),
         (nn.MSELoss, "the loss is the class MSELoss, must be a function or an instance"),
         (lambda _: 1.0, r"it returned a float\); it must return one real number"),
+        (lambda output: {"a": output.sum(), "b": output.mean()}, "numbers .* add them up"),
+        (lambda output: (output.sum(), output.mean()), "numbers .* add them up"),
         (lambda output: output.sum() * 1j, r"shape \(\) and type torch.complex64"),
     ],
 )

@@ -160,8 +160,9 @@ def _own_model(spec: ModelSpec) -> BuiltModel:
     model, args, kwargs, loss = (*parts, None, None, None, None)[:4]
     if not isinstance(model, nn.Module) or len(parts) > 4:
         raise CommandLineError(
-            f"{spec.path}:{spec.name} returned a {type(made).__name__}, must return a model, or a "
-            "tuple (model, args, kwargs, loss), of which the last two may be left out"
+            f"{spec.path}:{spec.name} returned something of type {type(made).__name__}, must "
+            "return a model, or a tuple (model, args, kwargs, loss), of which the last two may be "
+            "left out"
         )
     if args is not None and not isinstance(args, tuple):
         args = (args,)

@@ -18,7 +18,7 @@ from chainstay.cli.exit_codes import CommandLineError
 from chainstay.cli.models.named_models import BuiltModel, ModelSpec, build_model
 from chainstay.cli.options import ACCELERATORS
 from chainstay.cli.terminal import spinner
-from chainstay.errors import UnknownDeviceError
+from chainstay.errors import UnknownDeviceError, UnsupportedModelError
 from chainstay.runtime.devices.device import accelerator_at, accelerator_count, default_device
 from chainstay.runtime.stage.loss_stage import loss_in
 from chainstay.runtime.stage.states import tensors_in
@@ -124,8 +124,17 @@ class Workload:
         return self.loss_of(self.model(*self.args, **self.kwargs))
 
     def loss_of(self, output: object) -> torch.Tensor:
-        """Return the scalar to be minimised."""
+        """Return the scalar to be minimised.
+
+        Raises:
+            UnsupportedModelError: The loss is no tensor.
+        """
         loss = self.loss(output) if self.loss is not None else loss_in(output)
+        if not isinstance(loss, torch.Tensor | None):
+            raise UnsupportedModelError(
+                f"the loss returns a {type(loss).__name__}, must return one number: add up "
+                "what it has"
+            )
         return loss if loss is not None else default_loss(output)
 
 

@@ -139,9 +139,7 @@ class Strategies:
         tight = [refusal for refusal in refusals if isinstance(refusal, InfeasibleBudgetError)]
         if tight:
             tightest = min(tight, key=lambda refusal: refusal.required)
-            share = Fraction(tightest.required, max(plain_peak(self.measured), 1))
-            plain = f"That is {float(share):.0%} of plain training."
-            raise tightest if tightest.reason else tightest.because(plain)
+            raise tightest.beside(plain_peak(self.measured))
         raise refusals[0]
 
     def plain_time(self, name: str) -> int:

@@ -27,6 +27,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from chainstay.errors import ChainstayError
 from chainstay.runtime.capture.graph import stage_border
 from chainstay.runtime.capture.graph_inputs import (
     GraphInput,
@@ -313,6 +314,8 @@ class GraphCapture:
                         raise
                     difference = other
                     continue
+                except ChainstayError as refusal:
+                    raise refusal from None  # that there was no plan yet is no cause of it
                 found.forward.plans[found.forward.sizes(found.inputs)] = planned
             if not is_run:
                 return None

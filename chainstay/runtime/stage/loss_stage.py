@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -182,6 +182,8 @@ def _traced(loss: Loss, output: object, places: Mapping[int, object]) -> TracedL
             body = cut_into_chain(observed, granularity=1, blocks=frozenset())
         except NoStagesError as reason:
             raise _untraceable(reason) from reason
+        if len(found.forward.graph.graph.output_node().all_input_nodes) > 1:
+            _require_no_collection(function, output)
         return TracedLoss(body, tuple(places.get(id(value), value) for value in found.inputs))
     except NoFullGraphError as reason:
         raise _untraceable(reason) from reason
@@ -189,6 +191,34 @@ def _traced(loss: Loss, output: object, places: Mapping[int, object]) -> TracedL
         f"the loss computes nothing from the model's output (it returned a "
         f"{type(result).__name__}); it must return one real number with a gradient"
     )
+
+
+_SEVERAL: Final = "returns several numbers"
+_COLLECTIONS: Final = (dict, list, tuple)
+
+
+def _require_no_collection(function: Callable[[Any], Any], output: object) -> None:
+    """Refuse a loss that returns several numbers, and does not only keep some, as far as seen.
+
+    Raises:
+        UnsupportedModelError: It returns a dict, a list or a tuple.
+    """
+
+    def computed(output: Any) -> Any:
+        result = function(output)
+        if isinstance(result, _COLLECTIONS):
+            raise TypeError(_SEVERAL)
+        return result
+
+    try:
+        GraphCapture(computed, GraphForward.from_graph, "the loss").trace(output)
+    except UnplannedGraphError:
+        return
+    except UnsupportedModelError as reason:
+        if _SEVERAL in str(reason):
+            raise UnsupportedModelError(
+                f"the loss {_SEVERAL} (a dict, list or tuple), must return one: add them up"
+            ) from None
 
 
 def _untraceable(reason: Exception) -> UnsupportedModelError:

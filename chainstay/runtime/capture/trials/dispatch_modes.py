@@ -90,6 +90,6 @@ def require_no_transform(name: str) -> None:
         found = f"the dispatch mode {names[0]}" if names else ""
     if found:
         raise UnsupportedModelError(
-            f"{name} is called under {found}, which what its plan runs again would miss; leave "
-            "that out, or call chainstay.unfit(model)"
+            f"{name} is called under {found}; what its plan runs again would not be under it: "
+            "leave that out, or call chainstay.unfit(model)"
         )
