@@ -80,7 +80,7 @@ def test_the_model_s_input_counts_and_its_shape_is_told(
 
 def test_a_budget_is_needed_and_must_be_feasible() -> None:
     model = make_model()
-    for options in ({}, {"loss": None}, {"budget": None}):
+    for options in ({}, {"budget": None}):
         with pytest.raises(BackendCompilerFailed, match="backend 'chainstay' needs a budget"):
             compiled(model, **options)(X)
     with pytest.raises(InfeasibleBudgetError):

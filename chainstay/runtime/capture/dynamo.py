@@ -315,7 +315,7 @@ class GraphCapture:
                     difference = other
                     continue
                 except ChainstayError as refusal:
-                    raise refusal from None  # that there was no plan yet is no cause of it
+                    raise refusal from refusal.__cause__  # not from `found`
                 found.forward.plans[found.forward.sizes(found.inputs)] = planned
             if not is_run:
                 return None
