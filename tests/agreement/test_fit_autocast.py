@@ -141,3 +141,37 @@ def test_autocast_that_the_model_enters_around_its_blocks() -> None:
 
     model = require_trains_equally(make, SAMPLE)
     assert peak_of(model, *SAMPLE.args) + SAMPLE.args[0].nbytes <= shown(model).solution.budget
+
+
+class Adapted(nn.Module):
+    """A block whose adapter, like those of peft, gives what the frozen layer beside it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = nn.Linear(16, 64).requires_grad_(requires_grad=False)
+        self.down, self.up = nn.Linear(16, 4, bias=False), nn.Linear(4, 64, bias=False)
+        self.back = nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = self.whole(x)
+        hidden = nn.functional.gelu(whole + self.up(self.down(x)).to(whole.dtype))
+        result: torch.Tensor = self.back(nn.functional.dropout(hidden, 0.1))
+        return result
+
+
+class Entering(Stack):
+    """Enters autocast around all of its blocks, and decides by a value."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with context():
+            for layer in self.layers:
+                x = x + layer(x) if bool(x.sum() < 1e9) else x
+        return x.float()
+
+
+def test_blocks_are_measured_under_the_autocast_that_the_model_enters() -> None:
+    model = require_trains_equally(lambda: Entering(Adapted), SAMPLE)
+    assert "by blocks" in str(shown(model))
+    assert keeps_in_part(model)
+    measured = peak_of(model, *SAMPLE.args) + SAMPLE.args[0].nbytes
+    assert measured <= shown(model).solution.peak_bytes <= 1.2 * measured

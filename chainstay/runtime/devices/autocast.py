@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,6 +37,15 @@ class Autocast:
         """Return the present settings for the accelerator, or for CUDA where none is here."""
         here = default_device()
         return cls.now(torch.device("cuda") if here.type == "cpu" else here)
+
+    @staticmethod
+    def entered(settings: Autocast | None, device: torch.device) -> AbstractContextManager[object]:
+        """Return a context in which autocast has these settings on `device`; ``None`` for off."""
+        if settings == Autocast.now(device):
+            return nullcontext()
+        if settings is None:
+            return torch.autocast(device.type, enabled=False)
+        return torch.autocast(device.type, settings.dtype, cache_enabled=settings.has_cache)
 
     def __str__(self) -> str:
         return f"autocast to {self.dtype} with{'' if self.has_cache else 'out'} its cache"

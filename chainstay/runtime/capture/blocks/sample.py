@@ -66,7 +66,7 @@ class BlockSample:
         shared: Values that all stages may read.
         counted: Tensors of that whose memory counts.
         random: By stage, what it leaves of torch's generators: the model may draw by them, too.
-        is_cast: Whether the model itself enters or leaves autocast around some of them.
+        autocasts: The settings of autocast that they ran under; the model may enter it itself.
     """
 
     states: tuple[State, ...]
@@ -75,7 +75,7 @@ class BlockSample:
     shared: tuple[Any, ...]
     counted: tuple[torch.Tensor, ...]
     random: tuple[RandomStates, ...]
-    is_cast: bool
+    autocasts: frozenset[Autocast | None]
 
 
 def sample_blocks(
@@ -344,7 +344,7 @@ class _Sampler:
             shared=tuple(value for piece in pieces for value in piece.shared),
             counted=tuple({id(t): t for piece in pieces for t in piece.aside}.values()),
             random=tuple(piece.random for piece in pieces),
-            is_cast=self.autocasts != {Autocast.now(self.graphs.device)},
+            autocasts=frozenset(self.autocasts),
         )
         return chain, sample
 

@@ -138,7 +138,7 @@ def measure_blocks(
             torch.compile that decide what they save.
         wants_options: Whether to look for options of blocks, told what is known without them;
             not asked where parameters are spread over processes, or where the model's forward
-            enters autocast around blocks, which are measured outside of it: such have none.
+            enters autocast around some blocks, all of which are measured outside of it.
 
     Raises:
         UnreachedBlocksError: No gradient of the loss reaches some block.
@@ -147,34 +147,38 @@ def measure_blocks(
     device, model = around.device, around.host.model
     with progress_bar(wanted=progress) as bar, measuring(device), runs_alone.set_to(value=True):
         stages = around.chain.chain_stages
-        autocast = Autocast.now(device)
+        autocast = _autocast_inside(around)
+        inside = partial(Autocast.entered, autocast, device)
         subjects = partial(_subjects, stages, around, bar)
         file = None
         if cache is not None and not any(s.graph.is_compiled for s in around.chain.stages):
             file = _file_of(subjects(), around, autocast, cache)
         account = None if file is None else file.read()
         chain = partial(Chain, stages=stages, device=device, names=around.chain.shared_names)
-        freed = tuple(
-            size for s in subjects() for size in freed_bytes(s.model_stages, s.source, s.shared)
-        )
+        with inside():
+            freed = tuple(
+                size for s in subjects() for size in freed_bytes(s.model_stages, s.source, s.shared)
+            )
         blocks = partial(MeasuredBlocks, blocks=around.chain, freed_bytes=freed)
 
         def wanted(measured: MeasuredBlocks) -> bool:
-            has_none = around.host.is_sharded or around.sample.is_cast
+            has_none = around.host.is_sharded or len(around.sample.autocasts) > 1
             return not has_none and wants_options(measured)
 
         if all(gathered(model, account is not None)) and account is not None:
-            seen = blocks(account=account, chain=chain(effects=effects_of(subjects())))
-            known = found_on_file(seen, subjects(), wanted)
+            with inside():
+                seen = blocks(account=account, chain=chain(effects=effects_of(subjects())))
+                known = found_on_file(seen, subjects(), wanted)
             if known is not None:
                 return known
         observed: list[ObservedStage] = []
         memories: list[StageMemory] = []
         given = around.given()
-        for subject in subjects():
-            found = timed(observe_chain(subject), subject, repeats)
-            observed += found
-            memories += trace_chain(found, subject, given[len(observed) - 1])
+        with inside():
+            for subject in subjects():
+                found = timed(observe_chain(subject), subject, repeats)
+                observed += found
+                memories += trace_chain(found, subject, given[len(observed) - 1])
         bar("running what is around the blocks", steps=0, more=1)
         outside = around.measured([memory.input_gradients for memory in memories], repeats)
         bar("running what is around the blocks")
@@ -182,7 +186,8 @@ def measure_blocks(
         effects = tuple(observation.effects for observation in observed)
         measured = blocks(account=accountant.account(), chain=chain(effects=effects))
         if wanted(measured):
-            options = observe_options(observed, memories, subjects())
+            with inside():
+                options = observe_options(observed, memories, subjects())
             measured = with_options_of(measured, options, accountant.kept)
         if file is not None:
             file.write(measured.account)
@@ -195,12 +200,13 @@ def unmeasured_blocks(around: Around, wanted: Mapping[tuple[int, int], ChosenOpt
     Raises:
         PlanMismatchError: As `restored_options`.
     """
-    with measuring(around.device):
+    device = around.device
+    with measuring(device), Autocast.entered(_autocast_inside(around), device):
         stages = around.chain.chain_stages
         subjects = partial(_subjects, stages, around, unseen)
         return Chain(
             stages=stages,
-            device=around.device,
+            device=device,
             names=around.chain.shared_names,
             effects=effects_of(subjects()),
             options=restored_options(subjects(), wanted, is_checked=True),
@@ -217,7 +223,8 @@ def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
         return known  # what differs is exchanged in every run
     stages = blocks.chain_stages
     subjects = partial(_subjects, stages, around, unseen)
-    with measuring(around.device):
+    inside = Autocast.entered(_autocast_inside(around), around.device)
+    with measuring(around.device), inside:
         options = options_again(former.options, stages, subjects)
     if options is None:
         return None
@@ -237,6 +244,12 @@ def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
     )
     again = replace(known, blocks=blocks, chain=chain)
     return again if again.is_for(blocks, around.sample.shared) else None
+
+
+def _autocast_inside(around: Around) -> Autocast | None:
+    """Return the settings of autocast that blocks run under; the caller's, if these differ."""
+    found = around.sample.autocasts
+    return next(iter(found)) if len(found) == 1 else Autocast.now(around.device)
 
 
 def _subjects(
