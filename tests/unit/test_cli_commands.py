@@ -58,6 +58,9 @@ def cheap():
     torch.manual_seed(0)
     return nn.Sequential(*(Cheap(256, 256) for _ in range(4))), (torch.randn(1024, 256),)
 
+def in_a_dict():
+    return net(), (torch.randn(8, 32),), {}, lambda output: {"loss": output.mean()}
+
 def broken():
     raise RuntimeError("no such weights")
 
@@ -298,6 +301,7 @@ def test_a_trace_is_compressed_if_its_name_says_so() -> None:
         ("plan models.py -b 50%", 2, "models.py:function"),
         ("plan models.py:absent -b 50%", 2, "models.py has no function 'absent'"),
         ("plan models.py:nothing -b 50%", 2, "something of type int, must return a model"),
+        ("run models.py:in_a_dict -b 100% --repeats 1", 4, "the loss returns a dict, must return"),
         ("plan models.py:MODEL -b 50%", 2, "is a model itself, must be a function"),
         ("plan models.py:broken -b 50%", 4, "RuntimeError: no such weights (models.py, line"),
         ("plan absent.py:net -b 50%", 2, "there is no file absent.py"),

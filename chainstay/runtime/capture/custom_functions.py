@@ -58,7 +58,7 @@ def require_gradient(made: torch.Tensor) -> torch.Tensor:
 
 
 class RequiringGradient(nn.Module):
-    """Does what `requires_grad_()` does, but for a leaf, whose gradient nobody reads."""
+    """Makes a result require a gradient, as `requires_grad_()` does, but no leaf that keeps one."""
 
     code = "requires_grad_"
 

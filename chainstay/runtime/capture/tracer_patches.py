@@ -22,7 +22,8 @@ def tracer_patches() -> Iterator[AbstractContextManager[object]]:
     """Yield changes of how TorchDynamo traces, if this release of torch has what they change.
 
     ``random.Random`` objects are not traced: their numbers would become constants. What is known
-    while tracing, such as sizes, can be printed behind the graph. And guards are not timed for
+    while tracing, such as sizes, can be printed behind the graph. What a user's code keeps from
+    compilers is traced, and so is ``requires_grad_()``. And guards are not timed for
     torch's log: flushing the processor's caches for that takes 25 ms per graph.
     """
     from torch._dynamo import guards, variables  # noqa: PLC0415  # takes more than a second

@@ -198,7 +198,7 @@ _COLLECTIONS: Final = (dict, list, tuple)
 
 
 def _require_no_collection(function: Callable[[Any], Any], output: object) -> None:
-    """Refuse a loss that returns several numbers, and does not only keep some, as far as seen.
+    """Refuse a loss that returns several numbers; it may keep others on an object.
 
     Raises:
         UnsupportedModelError: It returns a dict, a list or a tuple.
