@@ -33,7 +33,13 @@ def dump(kind: str, version: int, body: Mapping[str, object]) -> str:
 
 
 def parse(
-    text: str, kind: str, version: int, error: type[ChainstayError], *, oldest: int | None = None
+    text: str,
+    kind: str,
+    version: int,
+    error: type[ChainstayError],
+    *,
+    oldest: int | None = None,
+    made_by: str = "",
 ) -> Fields:
     """Read the fields of a document of one kind and version.
 
@@ -43,11 +49,13 @@ def parse(
         version: The version understood.
         error: Class of the error to raise, now and by the fields, with the field's name.
         oldest: The first of several versions understood, `version` being the last.
+        made_by: The command that makes such documents, for the error about another kind.
     """
     value = _loaded(text, f"{kind} document", error)
     fields = Fields(_mapping(value, kind, error), kind, error)
     if (found := fields.string("chainstay")) != kind:
-        raise error(f"{kind} document: field 'chainstay' is {_excerpt(found)}, must be {kind!r}")
+        hint = f"; make one by {made_by}" if made_by else ""
+        raise error(f"the document is a {_excerpt(found)}, must be a {kind!r}{hint}")
     oldest = version if oldest is None else oldest
     if not oldest <= (found_version := fields.integer("version")) <= version:
         known = f"version {version}" if oldest == version else f"versions {oldest} to {version}"

@@ -40,6 +40,11 @@ def is_available() -> bool:
     return find_spec("numba") is not None
 
 
+def is_compiled() -> bool:
+    """Return whether numba, if it is there, has compiled kernels of this source on this machine."""
+    return not is_available() or cache_folder().is_dir() or bool(os.environ.get("NUMBA_CACHE_DIR"))
+
+
 def is_warm() -> bool:
     """Return whether this process has loaded numba already, and kernels now run compiled."""
     return bool(_compiled) and not _INTERPRETED.get()

@@ -348,7 +348,11 @@ def test_a_trace_is_compressed_if_its_name_says_so() -> None:
         ("run models.py:net -i 8x32", 2, "Give --plan plan.json, or --budget 50%"),
         ("run models.py:net -p plan.json --offload", 2, "--offload is for making a plan, and plan"),
         ("run models.py:net -p plan.json --by blocks", 2, "--by is for making a plan"),
-        ("run models.py:net -i 8x32 -p chain.json", 2, "is 'chain-profile', must be 'plan'"),
+        (
+            "run models.py:net -i 8x32 -p chain.json",
+            2,
+            "chain.json: the document is a 'chain-profile', must be a 'plan'",
+        ),
         ("run models.py:net -i 8x32 -b 90% --device A100-80GB", 2, "on which nothing runs"),
         ("bench models.py:net -i 8x32 --budgets 80%,many", 2, "--budget is 'many'"),
         ("report absent.json", 2, "absent.json: No such file"),

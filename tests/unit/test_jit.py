@@ -73,3 +73,6 @@ def test_compiled_code_is_kept_by_a_hash_of_the_source(monkeypatch: pytest.Monke
     assert jit.cache_folder.__wrapped__() != folder
     assert _and_one(3) == 7
     assert list(folder.rglob("*.nbi"))
+    assert jit.is_compiled()
+    monkeypatch.setattr(jit, "cache_folder", jit.cache_folder.__wrapped__)
+    assert not jit.is_compiled()

@@ -97,7 +97,7 @@ def test_profiles_come_back_from_json(profile: OffloadProfile) -> None:
         ("gradients", 3, "field 'gradients' is 3, must be a list of whole numbers"),
         ("gradients", [1, 2.5, 3], "field 'gradients' is 2.5, must be a list of whole numbers"),
         ("version", 2, "field 'version' is 2; this chainstay reads version 1"),
-        ("chainstay", "chain-profile", "field 'chainstay' is 'chain-profile'"),
+        ("chainstay", "chain-profile", "the document is a 'chain-profile'"),
     ],
 )
 def test_malformed_documents_name_the_field(field: str, value: object, reason: str) -> None:

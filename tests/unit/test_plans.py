@@ -169,7 +169,11 @@ SPAN, PEAK = SOLUTION["makespan"], SOLUTION["peak_bytes"]
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (put("soup", "chainstay"), InvalidPlanError, "field 'chainstay' is 'soup', must be 'plan'"),
+        (
+            put("soup", "chainstay"),
+            InvalidPlanError,
+            "is a 'soup', must be a 'plan'; make one by `chainstay plan`",
+        ),
         (put(1, "version"), InvalidPlanError, "'version' is 1; this chainstay reads version 2"),
         (put([], "solution"), InvalidPlanError, r"plan.solution: a JSON object .* not \[\]"),
         (put("x", "solution", "chainstay"), InvalidPlanError, "'x', must be one of solution, off"),

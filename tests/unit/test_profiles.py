@@ -320,7 +320,7 @@ def without_in_stage(name: str) -> str:
         ),
         (
             edited(chainstay="schedule"),
-            "chain-profile document: field 'chainstay' is 'schedule', must be 'chain-profile'",
+            "the document is a 'schedule', must be a 'chain-profile'",
         ),
         (
             without("chainstay"),

@@ -219,7 +219,7 @@ def test_json_form() -> None:
         ),
         (
             {"chainstay": "solution", "version": 1, "ops": ""},
-            "schedule document: field 'chainstay' is 'solution', must be 'schedule'",
+            "the document is a 'solution', must be a 'schedule'",
         ),
         ({"chainstay": "schedule", "version": 1}, "schedule: field 'ops' is missing"),
         (
