@@ -24,6 +24,7 @@ _Value = TypeVar("_Value")
 _LARGEST_DOCUMENT: Final = 64 * 1024**2
 _MOST_VALUES: Final = 4_000_000
 """Limit on the values of a document: an empty list of three characters takes some hundred bytes."""
+_MADE_BY: Final = {"plan": "`chainstay plan`"}
 _RATIONAL: Final = re.compile(r"-?[0-9]{1,40}(?:/[1-9][0-9]{0,39})?")
 
 
@@ -33,13 +34,7 @@ def dump(kind: str, version: int, body: Mapping[str, object]) -> str:
 
 
 def parse(
-    text: str,
-    kind: str,
-    version: int,
-    error: type[ChainstayError],
-    *,
-    oldest: int | None = None,
-    made_by: str = "",
+    text: str, kind: str, version: int, error: type[ChainstayError], *, oldest: int | None = None
 ) -> Fields:
     """Read the fields of a document of one kind and version.
 
@@ -49,12 +44,11 @@ def parse(
         version: The version understood.
         error: Class of the error to raise, now and by the fields, with the field's name.
         oldest: The first of several versions understood, `version` being the last.
-        made_by: The command that makes such documents, for the error about another kind.
     """
     value = _loaded(text, f"{kind} document", error)
     fields = Fields(_mapping(value, kind, error), kind, error)
     if (found := fields.string("chainstay")) != kind:
-        hint = f"; make one by {made_by}" if made_by else ""
+        hint = f"; make one by {_MADE_BY[kind]}" if kind in _MADE_BY else ""
         raise error(f"the document is a {_excerpt(found)}, must be a {kind!r}{hint}")
     oldest = version if oldest is None else oldest
     if not oldest <= (found_version := fields.integer("version")) <= version:

@@ -27,6 +27,7 @@ from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedChain
 from chainstay.runtime.transfer import Engine
 from chainstay.solution import Method, Solution
+from chainstay.solve.budgets import Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,7 +53,7 @@ class MeasuredModel:
         """A word to people on where the stages come from, if that needs saying."""
         return self.fitted.latest.planned.origin
 
-    def solve(self, budget: int | str, method: Method | str = "auto") -> Solution:
+    def solve(self, budget: Budget, method: Method | str = "auto") -> Solution:
         """Return the fastest schedule without transfers that was found."""
         if isinstance(self.costs, MeasuredBlocks):
             return solve_blocks(self.costs, budget, method)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import InfeasibleBudgetError, NotAJoinError, PlanMismatchError
-from chainstay.fitting.budgets import Budget, share_of
+from chainstay.fitting.budgets import Budget
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.strategies.memory_options import RECOMPUTING, MemoryOptions
 from chainstay.plans import Fingerprint
@@ -46,6 +46,7 @@ from chainstay.runtime.measures.progress import say
 from chainstay.runtime.stage.loss_stage import Loss
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.solution import Method
+from chainstay.solve.budgets import share_of
 from chainstay.units import format_bytes
 
 StageSource = Literal["auto", "graph", "blocks", "export"]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
-from chainstay.fitting.budgets import bytes_of, share_of
+from chainstay.fitting.budgets import bytes_of
 from chainstay.fitting.measured_graph import MeasuredGraph, next_larger
 from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.fitting.proportion import plan_in_proportion
@@ -43,6 +43,7 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import UntraceableLossError, loss_stage
 from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedChain, subject_of
 from chainstay.solution import Solution
+from chainstay.solve.budgets import share_of
 from chainstay.units import format_bytes
 
 M = TypeVar("M", bound=Measurement)

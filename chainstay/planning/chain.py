@@ -59,7 +59,7 @@ from chainstay.runtime.measures.measured import Measurement
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
 from chainstay.solve import AutoChain, resolve_method, solve_chain
-from chainstay.solve.budgets import parse_budget
+from chainstay.solve.budgets import Budget, parse_budget
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
@@ -73,7 +73,7 @@ _SLOW: Final = 4 / 3
 
 def solve_measured(
     measured: Measurement,
-    budget: int | str,
+    budget: Budget,
     method: Method | str = "auto",
     *,
     can_run: Callable[[Schedule], bool] = lambda _: True,

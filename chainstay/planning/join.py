@@ -38,7 +38,7 @@ from chainstay.runtime.joins.staged_join import StagedJoin
 from chainstay.runtime.measures.stage_cost import OptionCost
 from chainstay.schedule import Discards, Op, Schedule
 from chainstay.solution import Family, Solution
-from chainstay.solve.budgets import parse_budget
+from chainstay.solve.budgets import Budget, parse_budget
 from chainstay.solve.join import solve_join
 from chainstay.validation.join.simulate import simulate_join
 
@@ -52,7 +52,7 @@ _TOO_LARGE: Final = 2**47
 """More bytes than any machine has; half of what a profile may have."""
 
 
-def solve_measured_join(measured: MeasuredJoin, budget: int | str) -> Solution:
+def solve_measured_join(measured: MeasuredJoin, budget: Budget) -> Solution:
     """Return the fastest schedule found of a measured join whose own peak is within the budget.
 
     Plain training, if that fits.

@@ -73,9 +73,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 def parse_plan(text: str) -> Plan:
     """Read the text of a plan file; see `load_plan`."""
-    with documents.parse(
-        text, KIND, VERSION, InvalidPlanError, made_by="`chainstay plan`"
-    ) as document:
+    with documents.parse(text, KIND, VERSION, InvalidPlanError) as document:
         profile = _profile(document.child("profile"))
         solution = _solution(document.child("solution"), _stages_of(profile))
         overheads = document.integers("overheads")

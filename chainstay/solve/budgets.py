@@ -1,8 +1,9 @@
-"""Parse what users write for a budget into bytes; a percentage is of the peak of plain training."""
+"""Parse what users write for a budget into bytes; a share is of the peak of plain training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Final
 
 from chainstay.baselines.join import keep_all_join
@@ -12,6 +13,9 @@ from chainstay.schedule import Schedule
 from chainstay.units import parse_bytes, parse_percentage, whole_number
 from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.simulate import simulate
+
+Budget = int | str | float | Fraction
+"""Bytes, text such as ``"8GiB"``, or a share of plain training: ``"50%"`` or ``0.5``."""
 
 _LARGEST: Final = 2**63 - 1
 """Largest budget: one that every method can count with, and ``sys.maxsize``."""
@@ -29,35 +33,55 @@ def plain_peak(profile: AnyProfile) -> int:
     return simulate_join(profile, keep_all_join(profile)).peak_bytes
 
 
-def budget_bytes(profile: AnyProfile, budget: int | str) -> int:
-    """Return `budget` in bytes; a percentage is of the peak of plain training, rounded down.
+def budget_bytes(profile: AnyProfile, budget: Budget) -> int:
+    """Return `budget` in bytes; a share is of the peak of plain training, rounded down.
 
     Raises:
-        InvalidBudgetError: Not a positive whole number of bytes, nor text for one.
+        InvalidBudgetError: Not a positive whole number of bytes, nor text for one, nor a share.
     """
     return parse_budget(budget, lambda: plain_peak(profile))
 
 
-def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
-    """Return `budget` in bytes.
+def share_of(budget: Budget | None) -> Fraction | None:
+    """Return which share of plain training a budget is; ``None`` if it is none.
+
+    Raises:
+        InvalidBudgetError: A number with a fraction, but not above 0 and up to 1.
+    """
+    if isinstance(budget, str):
+        return parse_percentage(budget)
+    if not isinstance(budget, float | Fraction):
+        return None
+    if not 0 < budget <= 1:
+        raise InvalidBudgetError(
+            f"budget is {budget!r}; a number with a fraction is a share of plain training, "
+            "above 0 and up to 1 (write whole bytes or '8GiB' otherwise)"
+        )
+    return Fraction(budget)
+
+
+def parse_budget(budget: Budget, plain_bytes: Callable[[], int]) -> int:
+    """Return `budget` in bytes, rounded down.
 
     Args:
-        budget: An int, text such as ``"8GiB"``, or a share such as ``"50%"``, rounded down.
+        budget: The budget, as users write it.
         plain_bytes: Function that returns the peak of plain training, in bytes: 100 %.
 
     Raises:
-        InvalidBudgetError: Not a positive whole number of bytes, nor text for one.
+        InvalidBudgetError: Not a positive whole number of bytes, nor text for one, nor a share.
     """
-    if isinstance(budget, str):
-        share = parse_percentage(budget)
-        size = parse_bytes(budget) if share is None else int(share * plain_bytes())
-        if size is None:
-            raise InvalidBudgetError(
-                f"budget is {budget!r}; write bytes, '8GiB', '500MB', or '50%' of plain training"
-            )
-    elif (size := whole_number(budget)) is None:
-        raise InvalidBudgetError(f"budget is {budget!r}; write whole bytes, '8GiB' or '50%'")
-    if size <= 0 and isinstance(budget, str) and parse_percentage(budget):
+    size: int | None
+    if (share := share_of(budget)) is not None:
+        size = int(share * plain_bytes())
+    elif isinstance(budget, str):
+        size = parse_bytes(budget)
+    else:
+        size = whole_number(budget)
+    if size is None:
+        raise InvalidBudgetError(
+            f"budget is {budget!r}; write bytes, '8GiB', '500MB', or '50%' of plain training"
+        )
+    if size <= 0 and share:
         raise InvalidBudgetError(
             f"budget is {budget!r} of what plain training needs: no whole byte; write bytes"
         )

@@ -21,7 +21,7 @@ from chainstay.problems.consistency import MethodResult, contradiction_error, re
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
-from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.budgets import Budget, budget_bytes
 from chainstay.solve.common import MEASURED_PROFILE, require_profile, resolve, timed_claim
 from chainstay.timetable import Time
 from chainstay.validation.certify import certify
@@ -29,9 +29,7 @@ from chainstay.validation.certify import certify
 _log = logging.getLogger(__name__)
 
 
-def solve_chain(
-    profile: ChainProfile, budget: int | str, method: Method | str = "auto"
-) -> Solution:
+def solve_chain(profile: ChainProfile, budget: Budget, method: Method | str = "auto") -> Solution:
     """Return the fastest schedule of a chain within a memory budget, checked by the simulator.
 
     Args:
@@ -39,7 +37,7 @@ def solve_chain(
         budget: Bytes for the network's input, activations, saved tensors and gradients of
             activations together (parameters, their gradients and optimizer state are the
             caller's): an int, text such as ``"8GiB"``, or a share of what plain training
-            needs, such as ``"50%"``.
+            needs, ``"50%"`` or ``0.5``.
         method: ``"dp"``, ``"mip"``, ``"cpsat"``, ``"auto"``, a settings object such as
             ``DP(slots=500)``, or any callable of the `Method` protocol.
 

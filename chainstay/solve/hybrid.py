@@ -13,7 +13,7 @@ from chainstay.formulations import CPSAT, MIP
 from chainstay.problems.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Discards
-from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.budgets import Budget, budget_bytes
 from chainstay.solve.common import (
     MEASURED_PROFILE,
     claim_within_host_limit,
@@ -33,7 +33,7 @@ __all__ = ["AutoHybrid", "IntegerProgramHybrid", "Pofo", "certify_with_bound", "
 
 def solve_hybrid(  # noqa: PLR0913  # all by name
     profile: ChainProfile,
-    budget: int | str,
+    budget: Budget,
     *,
     link: Link,
     method: HybridMethod | DP | MIP | CPSAT | str = "auto",
@@ -46,7 +46,7 @@ def solve_hybrid(  # noqa: PLR0913  # all by name
         profile: Costs of the chain; it has no skips.
         budget: Bytes on the device for the network's input, activations, saved tensors,
             gradients of activations and overheads: an int, text such as ``"8GiB"``, or a share
-            of what plain training needs, ``"50%"``.
+            of what plain training needs, ``"50%"`` or ``0.5``.
         link: The link to the host.
         method: ``"auto"``: the best of keeping all, recomputing only, offloading only, and
             both, improved by a constraint program on short chains; ``"dp"`` (or `DP` with its

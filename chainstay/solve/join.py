@@ -17,7 +17,7 @@ from chainstay.problems import JoinProblem
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family, Solution
-from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.budgets import Budget, budget_bytes
 from chainstay.solve.common import require_profile, resolve, timed_claim
 from chainstay.validation.certify import certify
 from chainstay.validation.join.simulate import simulate_join
@@ -46,7 +46,7 @@ _METHODS: Final[Mapping[str, AnyJoinMethod]] = MappingProxyType(
 
 def solve_join(
     profile: Join,
-    budget: int | str,
+    budget: Budget,
     method: AnyJoinMethod | str = "dp",
     *,
     keep: Sequence[bool] | None = None,
@@ -58,7 +58,7 @@ def solve_join(
             `JoinProfile.homogeneous`.
         budget: Bytes for inputs, activations, saved tensors and gradients of activations
             together: an int, text such as ``"8GiB"``, or a share of what plain training
-            needs, such as ``"50%"``. In the unit-slot model, slots.
+            needs, ``"50%"`` or ``0.5``. In the unit-slot model, slots.
         method: ``"dp"`` (the default, also ``"auto"``), ``"mip"``, ``"cpsat"``, a settings
             object such as ``DP(slots=500)`` or ``MIP(time_limit_s=600)``, or any callable of
             the `JoinMethod` protocol.

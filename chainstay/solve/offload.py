@@ -24,7 +24,7 @@ from chainstay.problems.offload import (
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family
-from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.budgets import Budget, budget_bytes
 from chainstay.solve.common import (
     IntegerProgramMethod,
     claim_within_host_limit,
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 def solve_offload(  # noqa: PLR0913  # all by name
     profile: OffloadProfile,
-    budget: int | str,
+    budget: Budget,
     *,
     link: Link,
     method: OffloadMethod | DP | MIP | CPSAT | str = "auto",
@@ -54,7 +54,8 @@ def solve_offload(  # noqa: PLR0913  # all by name
     Args:
         profile: Costs of the chain.
         budget: Bytes on the device for activations, gradients of activations and overheads:
-            an int, text such as ``"8GiB"``, or a share of what plain training needs, ``"50%"``.
+            an int, text such as ``"8GiB"``, or a share of what plain training needs, ``"50%"``
+            or ``0.5``.
         link: The link to the host.
         method: ``"auto"``, ``"heuristics"``, ``"greedy"``, ``"dp"``, ``"cpsat"``, ``"mip"``; the
             settings objects `DP`, `CPSAT` and `MIP`; or a callable of `OffloadMethod`.

@@ -147,11 +147,11 @@ def test_largest_document_is_64_mib() -> None:
         ('{"chainstay": 5}', "menu: field 'chainstay' is 5, must be a string"),
         (
             '{"chainstay": "wine-list", "version": 3}',
-            "menu document: field 'chainstay' is 'wine-list', must be 'menu'",
+            "the document is a 'wine-list', must be a 'menu'",
         ),
         (
             '{"chainstay": "' + "m" * 9999 + '", "version": 3}',
-            f"menu document: field 'chainstay' is '{'m' * 36}..., must be 'menu'",
+            f"the document is a '{'m' * 36}..., must be a 'menu'",
         ),
         ('{"chainstay": "menu"}', "menu: field 'version' is missing"),
         (

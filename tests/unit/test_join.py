@@ -213,7 +213,7 @@ def test_malformed_documents_are_refused() -> None:
     document["tail"] *= 2
     with pytest.raises(InvalidProfileError, match="'tail' has 2 chains"):
         JoinProfile.from_json(json.dumps(document))
-    with pytest.raises(InvalidProfileError, match="must be 'join-profile'"):
+    with pytest.raises(InvalidProfileError, match="must be a 'join-profile'"):
         JoinProfile.from_json(TOY.to_json())
     document = json.loads(TOY.to_json()) | {"tail_steps": [1, 2]}
     with pytest.raises(InvalidProfileError, match="'tail_steps' has 2 numbers"):

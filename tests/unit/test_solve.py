@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from chainstay import (
     solve_chain,
 )
 from chainstay.solve import AutoChain
+from chainstay.solve.budgets import Budget
 from golden_chains import GOLDEN
 
 STAGE = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
@@ -44,8 +46,10 @@ CHAIN = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(STAGE,) * 4
 KEEP_ALL_PEAK = 130  # the input and four times the saved data
 
 
-@pytest.mark.parametrize("budget", [100, "100", "100 B", "0.1 kB", "77%", "76.93%"])
-def test_budget_in_any_spelling(budget: int | str) -> None:
+@pytest.mark.parametrize(
+    "budget", [100, "100", "100 B", "0.1 kB", "77%", "76.93%", 0.77, Fraction(10, 13)]
+)
+def test_budget_in_any_spelling(budget: Budget) -> None:
     assert solve_chain(CHAIN, budget, method="dp").budget == 100
 
 
@@ -67,12 +71,14 @@ def test_percentages_are_of_plain_training() -> None:
         ("", "budget is ''; write bytes"),
         ("-3 GiB", "budget is '-3 GiB'; write bytes"),
         ("9" * 100, "write bytes"),
-        (1.5, r"budget is 1.5; write whole bytes"),
+        (1.5, r"budget is 1.5; a number with a fraction is a share .* above 0 and up to 1"),
+        (0.0, r"budget is 0.0; a number with a fraction"),
+        (float("nan"), r"budget is nan; a number with a fraction"),
         (2**63, r"budget is a number of 64 bits; it must be below 2\*\*63 bytes"),
         ("99999999999 GiB", "number of 67 bits"),
-        (True, "budget is True; write whole bytes"),
-        (np.array(0.5), r"budget is array\(0.5\); write whole bytes"),
-        (None, "budget is None; write whole bytes"),
+        (True, "budget is True; write bytes"),
+        (np.array(0.5), r"budget is array\(0.5\); write bytes"),
+        (None, "budget is None; write bytes"),
     ],
 )
 def test_bad_budgets_are_named(budget: int, message: str) -> None:
@@ -333,7 +339,7 @@ def test_solutions_read_back() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"chainstay": "solution"', '"chainstay": "schedule"', "'schedule', must be 'solution'"),
+        ('"chainstay": "solution"', '"chainstay": "schedule"', "is a 'schedule', must be a 'solution'"),
         ('"version": 1', '"version": 2', "'version' is 2; this chainstay reads version 1"),
         ('"family": "', '"family": "x', "field 'family' is 'x"),
         ('"discards": "', '"discards": "x', "field 'discards' is 'xtable1'"),

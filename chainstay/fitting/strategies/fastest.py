@@ -38,6 +38,7 @@ from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedChain
 from chainstay.runtime.transfer import Engine, PlannedTransfers, program_of
 from chainstay.solution import Method, Solution
+from chainstay.solve.budgets import Budget
 from chainstay.solve.offload import AutoOffload
 from chainstay.timetable import Time
 from chainstay.units import format_bytes
@@ -262,7 +263,7 @@ def planned_graph(
     )
 
 
-def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | str) -> Solution:
+def solve_blocks(measured: MeasuredBlocks, budget: Budget, method: Method | str) -> Solution:
     """Return the fastest schedule of blocks that was found; see `solve_measured`."""
     return solve_measured(
         measured,
