@@ -34,7 +34,6 @@ from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.measures.blocks.around_blocks import UnreachedBlocksError
 from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks, peak_around
-from chainstay.runtime.measures.progress import say
 
 _MOST_LOOKS: Final = 8
 """How often calls of one kind are planned again because they ran other blocks."""
@@ -312,10 +311,9 @@ class BlockForward:
             kind.told.add(blocks)
             others = f"{run.others} blocks that its plan does not have"
             ran = others if blocks else "none of its blocks by the plan"
-            say(
+            self.planner.settings.say(
                 f"this call of {self.planner.name} ran {ran}, so it may have needed more than the "
-                f"budget; {then}",
-                wanted=self.planner.settings.progress,
+                f"budget; {then}"
             )
 
     def _look_of(self, call: Call) -> Hashable:

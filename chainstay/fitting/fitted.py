@@ -23,6 +23,7 @@ from chainstay.fitting.transformers_models import (
     may_be_packed,
     output_hooks_installed,
 )
+from chainstay.fitting.waiting_calls import WaitingCalls
 from chainstay.plans.kept_in_part import KeptInPart
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
@@ -50,7 +51,6 @@ from chainstay.runtime.execute.handles import dropping, hooks_set_aside
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.repeatable import other_bits_accepted
 from chainstay.runtime.measures.measured import MEASURING
-from chainstay.runtime.measures.progress import say
 from chainstay.solution import Solution
 
 
@@ -78,6 +78,7 @@ class Fitted:
         self._forwards: tuple[tuple[type[nn.Module], Callable[..., Any]], ...] = ()
         self.settings = settings
         self.planner = Planner(self._name, settings, maker)
+        self.waiting = WaitingCalls(self._name, self.settings.say)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output."""
@@ -89,7 +90,10 @@ class Fitted:
             return self._plain(model, *args, **kwargs)
         require_no_transform(self._name)
         call = Call(model, args, kwargs, self._plain)
-        return self._without_caches(call, partial(self._run, call))
+        output = self._without_caches(call, partial(self._run, call))
+        if self.planner.plans:
+            self.waiting.add(output, self.solution)
+        return output
 
     def _without_caches(self, call: Call, run: Callable[..., Any]) -> Any:
         """Do `run` with caches off if the model has any, and on if that makes a difference."""
@@ -100,11 +104,10 @@ class Fitted:
                     return run(uncached=configs)
             except _CachesNeededError:
                 self._caching = ()
-                say(
+                self.settings.say(
                     f"{self._name} gives other bits without its cache of keys and values, or "
                     "fails, so the plan has it, too; where it runs with config.use_cache = False, "
-                    "that takes less memory",
-                    wanted=self.settings.progress,
+                    "that takes less memory"
                 )
         return run()
 
@@ -303,6 +306,7 @@ class Fitted:
         vars(copied).update(vars(self))
         copied.planner = self.planner.for_copy()
         vars(copied).update(_capture=None, _blocks=None, _latest=None, _forwards=())
+        copied.waiting = WaitingCalls(self._name, self.settings.say)
         vars(copied).update(_kind=None)  # the copy of a forward of the model's own is another one
         return copied
 

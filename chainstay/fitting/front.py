@@ -25,7 +25,6 @@ from chainstay.runtime.capture.trials.model_forward import unbound_forward
 from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.runtime.measures.cost_files import require_cache
 from chainstay.runtime.measures.measured import require_repeats
-from chainstay.runtime.measures.progress import say
 from chainstay.runtime.stage.loss_stage import require_loss
 from chainstay.solution import Method
 from chainstay.solve import resolve_method
@@ -184,10 +183,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     fitted = Fitted(model, settings, _solver_for(fitted_of(model), settings))
     if sample_args or sample_kwargs:
         if not model.training:
-            say(
+            settings.say(
                 f"this {type(model).__name__} is in eval mode, and planned as it is; if it trains "
-                "in training mode, call model.train() before fit",
-                wanted=progress,
+                "in training mode, call model.train() before fit"
             )
         fitted.plan_for(model, sample_args, dict(sample_kwargs or {}))
     fitted.install(model)

@@ -86,6 +86,10 @@ class PlannerSettings:
     progress: bool = True
     cache: str | os.PathLike[str] | None = None
 
+    def say(self, text: str) -> None:
+        """Tell people in one line; see `chainstay.runtime.measures.progress.say`."""
+        say(text, wanted=self.progress)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphCall:
@@ -274,7 +278,7 @@ class Planner:
         """Whether a call that no plan is for gets one; otherwise it runs plainly."""
         if not self.plans:
             if not sys.stderr.isatty():  # no bar shows why nothing happens
-                say(f"planning for {shapes} ...", wanted=self.settings.progress)
+                self.settings.say(f"planning for {shapes} ...")
             return True
         if self.settings.on_new_shape == "run plainly":
             return False
@@ -289,7 +293,7 @@ class Planner:
                 "sample, fit with on_new_shape='plan', or run it under torch.no_grad()"
             )
         kind = "another kind of call with" if shapes in self.shapes else "a new shape"
-        say(f"planning for {kind} {shapes} ...", wanted=self.settings.progress)
+        self.settings.say(f"planning for {kind} {shapes} ...")
         return True
 
     def add(self, planned: Planned, shapes: str, call: Call | None, device: torch.device) -> None:
@@ -304,23 +308,21 @@ class Planner:
         slower = planned.slowdown
         told = f"{slower:.1%} slower than plain" if slower > 0 else "as fast as plain"
         peak = format_bytes(solution.peak_bytes)
-        say(f"planned for {shapes}: {peak}{limit}, {told}", wanted=self.settings.progress)
+        self.settings.say(f"planned for {shapes}: {peak}{limit}, {told}")
         if len(self.plans) == _MANY:
-            say(
+            self.settings.say(
                 f"{_MANY} plans are kept; each took a pause, and takes host memory: pad batches to "
-                "fewer shapes, to lengths that are multiples of 16 for example",
-                wanted=self.settings.progress,
+                "fewer shapes, to lengths that are multiples of 16 for example"
             )
 
     def _tell_of_checkpoints(self, observed: ObservedGraph) -> None:
         """Say of what the budget is a share, if the model saves memory by itself."""
         budget = self.settings.budget
         if not self.plans and share_of(budget) and observed.is_checkpointed:
-            say(
+            self.settings.say(
                 f"the plan stands in for the torch.utils.checkpoint in {self.name}, and "
                 f"{budget!r} is a share of training without that, which takes more memory than "
-                "with it; for less than that takes, give bytes",
-                wanted=self.settings.progress,
+                "with it; for less than that takes, give bytes"
             )
 
     def at_shapes(

@@ -37,7 +37,7 @@ from chainstay.runtime.measures.blocks.block_costs import (
     with_loss,
 )
 from chainstay.runtime.measures.measured import Measurement, measure_subject, measuring
-from chainstay.runtime.measures.progress import progress_bar, say
+from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import UntraceableLossError, loss_stage
@@ -253,10 +253,9 @@ class SolvedPlans:
         peaks = accelerator.peaks()
         lost = peaks.allocated - peaks.requested
         smaller = max(int(budget * (1 - MARGIN)) - lost, 1)
-        say(
+        self.settings.say(
             f"a step within {format_bytes(budget)} ran out of memory, as the allocator's blocks "
-            f"took {format_bytes(lost)} more; planning again within {format_bytes(smaller)}",
-            wanted=self.settings.progress,
+            f"took {format_bytes(lost)} more; planning again within {format_bytes(smaller)}"
         )
         self.budget_bytes = smaller
         return tried(smaller, solved, rehearsed, is_told=is_told)
@@ -350,10 +349,9 @@ class SolvedPlans:
     def _leave_out_loss(self, refusal: Exception) -> None:
         """Plan without the loss from now on, and say so."""
         self.settings = replace(self.settings, loss=None)
-        say(
+        self.settings.say(
             f"planning without loss=, which cannot be traced ({refusal.__cause__}): it counts "
-            "as a cross-entropy of the largest output",
-            wanted=self.settings.progress,
+            "as a cross-entropy of the largest output"
         )
 
 

@@ -339,7 +339,11 @@ def test_solutions_read_back() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"chainstay": "solution"', '"chainstay": "schedule"', "is a 'schedule', must be a 'solution'"),
+        (
+            '"chainstay": "solution"',
+            '"chainstay": "schedule"',
+            "is a 'schedule', must be a 'solution'",
+        ),
         ('"version": 1', '"version": 2', "'version' is 2; this chainstay reads version 1"),
         ('"family": "', '"family": "x', "field 'family' is 'x"),
         ('"discards": "', '"discards": "x', "field 'discards' is 'xtable1'"),
