@@ -94,7 +94,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         loss: A function from the model's output to a scalar; holds its targets itself. Without it,
             the output's own ``loss`` counts, if it has one; otherwise gradients of all outputs
             do, and the memory of a cross-entropy of the largest one. So it is, and told, with a
-            loss that no graph can be made of: one that reads values of tensors (CTCLoss).
+            loss that no graph can be made of: one that reads values of tensors (``.item()``).
         method: The method, as for `chainstay.solve_measured`; with ``recompute=False``, as for
             `chainstay.solve_offload`.
         by: ``"graph"`` cuts the model's graph as TorchDynamo traces it (``"export"`` is its

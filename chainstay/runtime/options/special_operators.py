@@ -33,6 +33,11 @@ def is_dropout(node: fx.Node) -> bool:
     return node.target in _DROPOUTS and bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
+def is_other_when_watched(node: fx.Node) -> bool:
+    """Whether a node goes another way, and saves other tensors, where a dispatch mode is active."""
+    return node.target is functional.ctc_loss
+
+
 def is_arithmetic(node: fx.Node) -> bool:
     """Whether what a node saves is the same with any number among its arguments."""
     return operator_name(node) in _ARITHMETIC

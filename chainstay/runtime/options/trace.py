@@ -10,18 +10,24 @@ can be run again: on copies of these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.devices.random_kernels import DrawWatch
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import is_parameter, refuse_backward
-from chainstay.runtime.options.special_operators import is_dropout, scratch_arguments
+from chainstay.runtime.options.special_operators import (
+    is_dropout,
+    is_other_when_watched,
+    scratch_arguments,
+)
 from chainstay.runtime.options.stage_run import Cast, Held, StageRun
 from chainstay.runtime.stage.states import MemoryLayout, tensors_in, version_of
 
@@ -180,7 +186,8 @@ class Trace:
         noise = MemoryLayout.of(held[node.args[0]]) if is_dropout(node) else None  # type: ignore[index]  # a node
         before = random_states(self.device)
         self._packed, self._draws.seen = [], False
-        value = call()
+        with _disable_current_modes() if is_other_when_watched(node) else nullcontext():
+            value = call()
         drawn = tuple(
             device.type
             for (device, old), (_, new) in zip(before, random_states(self.device), strict=True)

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 from chainstay.runtime.capture.subgraphs import called_name, example_of
@@ -46,6 +47,8 @@ def sizes_looked_up() -> Iterator[None]:
             _index_by_known(node, translator.fake_mode)
         elif called_name(node) == "repeat_interleave":
             _repeat_by_known(node)
+        elif node.target is functional.ctc_loss:
+            return _like_ctc_loss(node)
         try:
             value = get_fake_value(node, translator, *args, **kwargs)
         except Unsupported as refusal:  # by torch 2.6
@@ -140,6 +143,18 @@ def _repeat_by_known(node: fx.Node) -> None:
     node.graph.erase_node(length)
     if known is not None:
         node.kwargs = {**node.kwargs, "output_size": known.item()}
+
+
+def _like_ctc_loss(node: fx.Node) -> torch.Tensor:
+    """Return a fake of that loss, a number or one for each sequence.
+
+    Sizes of what it saves for the backward, but not of the loss, are decided by its lengths.
+    """
+    given = dict(zip(("log_probs", *[""] * 4, "reduction"), node.args, strict=False)) | node.kwargs
+    example = example_of(given["log_probs"])
+    assert example is not None, "it is a tensor"
+    losses = example.sum((0, -1))
+    return losses if given.get("reduction") == "none" else losses.sum()
 
 
 def _sized(node: fx.Node, value: Any, mode: FakeTensorMode) -> Any:
