@@ -26,6 +26,24 @@ _EXTRACTION: Final = (
         "abuse/test_inside_the_forward.py::test_an_error_by_values_that_the_model_catches",
     ),
     Mutant(
+        "runtime/capture/values/sizes.py",
+        'return losses if given.get("reduction") == "none" else losses.sum()',
+        "return losses",
+        "agreement/test_ctc_loss.py",
+    ),
+    Mutant(
+        "runtime/options/special_operators.py",
+        "return node.target is functional.ctc_loss",
+        "return False",
+        "agreement/test_ctc_loss.py",
+    ),
+    Mutant(
+        "fitting/waiting_calls.py",
+        "and known.waits]",
+        "]",
+        "agreement/test_waiting_calls.py",
+    ),
+    Mutant(
         "fitting/fitted.py",
         " and not may_be_packed(call)",
         "",
@@ -332,8 +350,7 @@ _PLANNING: Final = (
         "planning/chain.py",
         "            discards=bound.discards,\n            lower_bound=bound.lower_bound,\n",
         "            discards=bound.discards,\n            lower_bound=solution.makespan,\n",
-        "unit/test_planning.py::"
-        "test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it[3]",
+        "unit/test_planning.py::test_what_dropping_takes_besides_counts_in_plans_and_in_no_bound",
     ),
     Mutant(
         "planning/chain.py",
