@@ -417,9 +417,9 @@ _FITTING: Final = (
         "agreement/test_fit_offload.py::test_the_fastest_of_four_ways_is_chosen[1000000000000]",
     ),
     Mutant(
-        "fitting/budgets.py",
-        "return int(Fraction(budget) * plain_peak(measured))",
-        "return int(Fraction(budget) * plain_peak(measured)) + 1",
+        "solve/budgets.py",
+        "size = int(share * plain_bytes())",
+        "size = int(share * plain_bytes()) + 1",
         "unit/test_fit_budgets.py::test_shares_are_rounded_down",
     ),
     Mutant(
