@@ -117,10 +117,10 @@ def _fate(mutant: Mutant, copy: Path) -> str:
 
 
 def _status(tests: Sequence[str], copy: Path, *, is_shown: bool = False) -> int:
-    """Exit status of pytest in a copy, whose report is only shown where it says something new.
+    """Exit status of pytest in a copy; what is shown is no mutant's, and may take its time.
 
     Raises:
-        TimeoutExpired: It did not end.
+        TimeoutExpired: It did not end in time.
     """
     environment = {
         **os.environ,
@@ -135,7 +135,7 @@ def _status(tests: Sequence[str], copy: Path, *, is_shown: bool = False) -> int:
         cwd=copy,
         env=environment,
         capture_output=not is_shown,
-        timeout=_LIMIT_S,
+        timeout=None if is_shown else _LIMIT_S,
         check=False,
     ).returncode
 
