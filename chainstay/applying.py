@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import add, itemgetter, sub
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -34,7 +34,7 @@ from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.extract import require_module_and_tuple
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
-from chainstay.runtime.execute.items import movable_chain
+from chainstay.runtime.execute.items import movable_chain, standing_bytes
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.staged_join import parts_of, staged
@@ -126,6 +126,9 @@ def planned_as_plan(
     if isinstance(chain, JoinProfile):
         return Plan(profile=chain, keep=chain.keeps_input_gradients, **about)
     if isinstance(solution, OffloadSolution):
+        if isinstance(solution, HybridSolution):
+            beside = standing_bytes(chain, solution.schedule)  # the runtime counts it by itself
+            about["overheads"] = tuple(map(add, planned.overheads or (), beside))
         return Plan(profile=moved_profile(solution, chain), chain=chain, **about)
     return Plan(profile=chain, **about)
 
@@ -133,8 +136,7 @@ def planned_as_plan(
 def moved_profile(solution: OffloadSolution, chain: ChainProfile) -> OffloadProfile | ChainProfile:
     """Return the profile that a plan with transfers for `chain` solves."""
     movable = movable_chain(chain)
-    is_hybrid = isinstance(solution, HybridSolution)
-    return movable if is_hybrid else OffloadProfile.from_chain(movable)
+    return movable if isinstance(solution, HybridSolution) else OffloadProfile.from_chain(movable)
 
 
 def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two settings
@@ -258,13 +260,8 @@ class _AppliedPlan:
 
     def _measured(self, planned: _Planned) -> _Planned:
         """Return `planned` with what was measured when the plan was made."""
-        plan = self.plan
-        return replace(
-            planned,
-            overheads=plan.overheads,
-            plain_time=plan.plain_time,
-            plain_peak=plan.plain_peak,
-        )
+        time, peak = self.plan.plain_time, self.plan.plain_peak
+        return replace(planned, overheads=self._overheads, plain_time=time, plain_peak=peak)
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:  # noqa: ARG002  # as `PlanMaker`
         """Apply the plan to the blocks of a model; see `PlanMaker`.
@@ -308,16 +305,23 @@ class _AppliedPlan:
         present = fingerprint_of(call, device, stages)
         _require_equal(self.plan.fingerprint, present)
 
+    @property
+    def _overheads(self) -> tuple[int, ...] | None:
+        """The overheads of the plan's operations, as the runtime wants them."""
+        plan, schedule = self.plan, self.plan.solution.schedule
+        if plan.overheads is None or not isinstance(plan.solution, HybridSolution):
+            return plan.overheads
+        return tuple(map(sub, plan.overheads, standing_bytes(plan.stages, schedule)))
+
     def _transfers(self, device: torch.device) -> PlannedTransfers | None:
         """Return the plan's transfers with their engine, or ``None`` if the plan has none."""
         solution = self.plan.solution
         if not isinstance(solution, OffloadSolution):
             return None
-        overheads = self.plan.overheads or ()
-        if len(overheads) != len(program_of(solution)):
+        overheads, count = self._overheads or (), len(program_of(solution))
+        if len(overheads) != count:
             raise InvalidPlanError(
-                f"the plan has {len(overheads)} overheads for {len(program_of(solution))} "
-                "operations; there must be one for each, so plan again"
+                f"the plan has {len(overheads)} overheads for {count} operations; plan again"
             )
         engine = engine_for(device, link=solution.link, host_budget=self.host_budget)
         return PlannedTransfers.of(solution, self.plan.stages, overheads, engine)

@@ -49,7 +49,8 @@ class Plan:
         profile: The costs that it was solved for and replayed on; for a measured model, those of
             this schedule alone.
         overheads: Bytes that each operation of a measured chain or join needs besides what is
-            stored, in place of the profile's. With transfers only the runtime asks for them.
+            stored, in place of the profile's; with recomputation and transfers, besides what may
+            move. With transfers alone only the runtime asks for them.
         chain: The chain that the profile of an offloading problem was made of, which is what a
             model is cut into; ``None`` where there is no model.
         keep: For each branch of a join, whether its input's gradient stays; empty for none.
@@ -82,7 +83,7 @@ class Plan:
     def __post_init__(self) -> None:
         count = len(self.solution.schedule)
         problem = self.problem
-        is_own = self.chain is None or not problem.moves
+        is_own = self.chain is None or problem.kind != "offload"
         if self.overheads is not None and problem.unit == "slots":
             raise InvalidPlanError("the plan has overheads in bytes, and its join has slots")
         if self.overheads is not None and is_own and len(self.overheads) != count:

@@ -7,7 +7,7 @@ what the simulator counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple
 
@@ -142,7 +142,9 @@ def _offload_level(machine: OffloadMachine) -> MemoryLevel:
     return MemoryLevel(time, machine.memory - gradient - temporary, 0, gradient, temporary)
 
 
-def hybrid_levels(problem: HybridProblem, schedule: Schedule) -> tuple[MemoryLevel, ...]:
+def hybrid_levels(
+    problem: HybridProblem, schedule: Schedule, overheads: Sequence[int] | None = None
+) -> tuple[MemoryLevel, ...]:
     """Return the levels of a schedule with recomputation and transfers, as the simulator runs it.
 
     Raises:
@@ -151,7 +153,7 @@ def hybrid_levels(problem: HybridProblem, schedule: Schedule) -> tuple[MemoryLev
     profile, budget, seen = problem.profile, problem.budget, list[MemoryLevel]()
     HybridMachine(
         profile, budget, problem.link, watch=lambda machine: seen.append(_hybrid_level(machine))
-    ).run(schedule)
+    ).run(schedule, overheads)
     return tuple(_steps(seen))
 
 

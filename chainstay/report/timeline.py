@@ -20,7 +20,7 @@ from chainstay.report.memory_profile import (
     replay_levels,
     slot_levels,
 )
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Op, OpKind
 from chainstay.solution import Solution
 from chainstay.timetable import Time, Timetable, Transfers, computations
 from chainstay.validation.event_machine import TransferReplay
@@ -103,8 +103,8 @@ def build_timeline(
         profile: The costs that it is a plan of. A `ChainProfile` stands for its `OffloadProfile`
             where the solution is one of offloading alone.
         keep: The flags that were given to `solve_join`, for a join.
-        overheads: Bytes that each operation of a measured join, or chain without transfers, needs
-            beside what is stored, where more is known than the profile says.
+        overheads: Bytes that each operation of a measured join, or of a chain that is recomputed,
+            needs beside what is stored, where more is known than the profile says.
 
     Returns:
         The timeline; None for recomputing with fractional transfers, whose plans have a makespan
@@ -130,7 +130,7 @@ def build_timeline(
         if isinstance(problem, HybridProblem) and problem.transfers is not Transfers.INTEGRAL:
             return None
         lanes = (Lane("compute", problem.stages), Lane("to host"), Lane("from host"))
-        timed, levels = _with_transfers(problem, solution.schedule, replayed.timetable)
+        timed, levels = _with_transfers(problem, solution, replayed.timetable, overheads)
     else:
         lanes = tuple(_lanes(problem.profile))
         levels = slot_levels(replayed) if problem.unit == "slots" else replay_levels(replayed)
@@ -198,18 +198,21 @@ def _activities(timed: Iterable[_TimedOp], lanes: Sequence[Lane]) -> Iterator[Ac
 
 
 def _with_transfers(
-    problem: AnyProblem, schedule: Schedule, timetable: Timetable
+    problem: AnyProblem,
+    solution: Solution,
+    timetable: Timetable,
+    overheads: Sequence[int] | None,
 ) -> tuple[list[_TimedOp], tuple[MemoryLevel, ...]]:
     """Return all computations and transfers by their starts, and the memory in use."""
     match problem:
         case HybridProblem(profile=chain):
             stages = [(stage.forward_time, stage.backward_time) for stage in chain.stages]
-            ops = [op for op in schedule if op.kind.is_computation]
-            levels = hybrid_levels(problem, schedule)
+            ops = [op for op in solution.schedule if op.kind.is_computation]
+            levels = hybrid_levels(problem, solution.schedule, overheads)
         case OffloadProblem(profile=profile):
             stages = list(zip(profile.forward_times, profile.backward_times, strict=True))
             ops = list(computations(len(profile)))
-            levels = offload_levels(problem, schedule, timetable)
+            levels = offload_levels(problem, solution.schedule, timetable)
     timed: list[_TimedOp] = [
         (op, start, start + stages[op.stage][op.kind is OpKind.BACKWARD])
         for op, start in zip(ops, timetable.starts, strict=True)

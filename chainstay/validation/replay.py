@@ -27,7 +27,7 @@ def replay(
         claim: A claim about it, or a solution of it: its schedule, its rules for discards where
             nothing moves, and its timetable where transfers are not integral.
         overheads: Bytes that each operation needs besides what is stored, where more is known
-            than the profile says; of chains without transfers, and of joins in bytes.
+            than the profile says; of chains that are recomputed, and of joins in bytes.
 
     Raises:
         InvalidScheduleError: The schedule cannot be run.
@@ -39,11 +39,15 @@ def replay(
         case JoinProblem():
             keep = problem.keep or None
             return simulate_join(problem.profile, claim.schedule, keep=keep, overheads=overheads)
-    return replay_transfers(problem, claim)
+    return replay_transfers(problem, claim, overheads=overheads)
 
 
-def replay_transfers(problem: OffloadProblem | HybridProblem, claim: Any) -> TransferReplay:
+def replay_transfers(
+    problem: OffloadProblem | HybridProblem, claim: Any, *, overheads: Sequence[int] | None = None
+) -> TransferReplay:
     """Simulate the schedule or the timetable of a claim under the problem's transfers.
+
+    Offloading alone, and fractional transfers, have the `overheads` of their profile.
 
     Raises:
         InvalidScheduleError: The schedule cannot be run; or transfers of offloading are not
@@ -52,7 +56,9 @@ def replay_transfers(problem: OffloadProblem | HybridProblem, claim: Any) -> Tra
     budget, link = problem.budget, problem.link
     if isinstance(problem, HybridProblem):
         if problem.transfers is Transfers.INTEGRAL:
-            return simulate_hybrid(problem.profile, claim.schedule, budget=budget, link=link)
+            return simulate_hybrid(
+                problem.profile, claim.schedule, budget=budget, link=link, overheads=overheads
+            )
         return fractional_replay(problem.profile, claim.schedule, budget=budget, link=link)
     if problem.transfers is Transfers.INTEGRAL:
         return simulate_offload(problem.profile, claim.schedule, budget=budget, link=link)

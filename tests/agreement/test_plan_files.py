@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from chainstay import (
     unfit,
 )
 from chainstay.fitting.strategies.fastest import Strategies
+from chainstay.report.timeline import build_timeline
 from chainstay.runtime.measures import clock
 from sgd_steps import two_plain_steps
 
@@ -156,6 +159,55 @@ def test_a_saved_plan_trains_another_copy_bit_for_bit(
     assert load_plan(tmp_path / "again.json") == plan
     unfit(second)
     assert "forward" not in vars(second)
+
+
+class Convolutions(nn.Module):
+    """The first run of a stage needs other memory besides than its backward and further runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.GroupNorm(4, 16),
+                nn.Conv2d(16, 48, 1), nn.GELU(), nn.Dropout(0.1), nn.Conv2d(48, 16, 1),
+            )
+            for _ in range(4)
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.mean((2, 3))
+
+
+def mean_square(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = model(images)
+    return output.square().mean()
+
+
+@pytest.mark.parametrize("budget", ["60%", "40%"])
+def test_plans_that_fit_by_the_overheads_of_each_operation_are_files(
+    budget: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the largest of each stage they would not, and would wait for memory for ever."""
+    monkeypatch.setattr(Strategies, "best", "combined")
+    images = torch.randn(4, 16, 24, 24)
+    torch.manual_seed(0)
+    plain = Convolutions()
+    first = fit(copy.deepcopy(plain), (images,), budget=budget, offload=True, link=LINK)
+    save_plan(first, tmp_path / "plan.json")
+    plan = load_plan(tmp_path / "plan.json")
+    assert isinstance(plan.solution, HybridSolution)
+    timeline = build_timeline(plan.solution, plan.profile, overheads=plan.overheads)
+    assert timeline is not None
+    assert max(level.total for level in timeline.levels) <= plan.solution.peak_bytes
+    second = apply_plan(copy.deepcopy(plain), (images,), plan=tmp_path / "plan.json")
+    expected, *found = (
+        two_plain_steps(model, partial(mean_square, model, images))
+        for model in (plain, first, second)
+    )
+    assert all(map(torch.equal, found[0], expected))
+    assert all(map(torch.equal, found[1], expected))
 
 
 class Perceptron(nn.Module):

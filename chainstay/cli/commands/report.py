@@ -85,11 +85,8 @@ def _require_writable(file: Path | None, suffixes: tuple[str, ...], source: Path
 
 
 def _replay_settings(plan: Plan) -> dict[str, Any]:
-    """Return the settings of a replay; with transfers, the profile's overheads are used."""
-    return {
-        "keep": plan.keep or None,
-        "overheads": plan.overheads if plan.chain is None else None,
-    }
+    """Return the settings of a replay."""
+    return {"keep": plan.keep or None, "overheads": plan.overheads}
 
 
 def _write_page(plan: Plan, title: str, file: Path) -> None:
