@@ -174,7 +174,7 @@ class BackendError(ChainstayError):
 
 
 class CertificateError(ChainstayError):
-    """The simulator or another method contradicts a claim: a bug in chainstay, not in your input.
+    """The simulator or another method contradicts a claim: a bug of the method, not in your input.
 
     Attributes:
         profile: The `ChainProfile`.

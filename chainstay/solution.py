@@ -126,6 +126,8 @@ class Solution:
         unrestricted_bound: Time in ns that no schedule at all within the budget goes below,
             whatever its family and the rules for discards.
         document: Kind and version of its JSON documents.
+        techniques: What all schedules that bounds are about do, as in " with offloading only";
+            empty if they may do anything.
 
     Raises:
         InvalidSolutionError: The peak exceeds the budget or a bound the makespan.
@@ -142,6 +144,7 @@ class Solution:
     discards: Discards = Discards.TABLE1
     unrestricted_bound: Time = 0
     document: ClassVar[tuple[str, int]] = ("solution", 1)
+    techniques: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.peak_bytes <= self.budget:
@@ -178,18 +181,30 @@ class Solution:
         return float((self.makespan - bound) / self.makespan) if self.makespan else 0.0
 
     @property
+    def covered(self) -> str:
+        """The schedules that `lower_bound` covers, in words."""
+        is_named = self.family is Family.ALL and not self.techniques
+        rules = f" with {self.discards} discards"
+        is_named |= self.discards is not Discards.TABLE1
+        return f"{self.family} schedules{self.techniques}{rules if is_named else ''}"
+
+    @property
+    def covers_everything(self) -> bool:
+        """Whether these are all schedules of its techniques, under whatever rules for discards."""
+        is_free = self.discards is Discards.FREE or bool(self.techniques)
+        return self.family is Family.ALL and is_free
+
+    @property
     def proof(self) -> str:
         """What is proved about it, in words."""
-        rules = "" if self.discards is Discards.TABLE1 else f" with {self.discards} discards"
-        among = f"among {self.family} schedules{rules}"
         proof = (
-            f"proved optimal {among}"
+            f"proved optimal among {self.covered}"
             if self.is_optimal
-            else f"at most {format_bound(self.gap)} above the optimum {among}"
+            else f"at most {format_bound(self.gap)} above the optimum among {self.covered}"
         )
-        if self.unrestricted_bound > 0 and self.family is not Family.ALL:
+        if self.unrestricted_bound > 0 and not self.covers_everything:
             most = format_bound(self.unrestricted_gap)
-            proof += f"; no schedule at all saves more than {most} of that"
+            proof += f"; no schedule{self.techniques or ' at all'} saves more than {most} of that"
         return proof
 
     def describe(self) -> str:
@@ -207,6 +222,9 @@ class Solution:
             f"{format_time(self.makespan)} at a peak of {format_bytes(self.peak_bytes)} "
             f"of {format_bytes(self.budget)}: {self.proof}"
         )
+
+    def __str__(self) -> str:
+        return self.describe()
 
     def to_json(self) -> str:
         """Return the solution as a JSON document; `from_json` gives an equal solution back."""

@@ -2,7 +2,7 @@
 
 Two results contradict each other when one shows a schedule that the other has proved not
 to exist. What a bound speaks about is its scope, so a persistent optimum may be slower than
-the optimum of all schedules, but never faster. A contradiction is a bug in chainstay:
+the optimum of all schedules, but never faster. A contradiction is a bug of a method:
 `contradiction_error` makes an error of it that carries the whole case, to be reported.
 """
 
@@ -105,9 +105,9 @@ def contradiction_error(
     """Return an error that says `reason` and carries the problem and all results."""
     report = counter_example_json(reason, problem, list(map(result_fields, results)))
     error = CertificateError(
-        f"{reason}\nThis is a bug in chainstay: please report it with error.report, the document "
-        f"that holds the {problem.network}, the budget and all that was said. Meanwhile, try "
-        "another method.",
+        f"{reason}\nA method of your own is wrong then; else this is a bug in chainstay: please "
+        f"report it with error.report, the document that holds the {problem.network}, the budget "
+        "and all that was said. Meanwhile, try another method.",
         profile=problem.profile,
         budget=problem.budget,
         statements=tuple(results),

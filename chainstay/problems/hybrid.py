@@ -148,6 +148,7 @@ class HybridSolution(OffloadSolution):
     fractional_bound: Time = 0
     alternatives: tuple[tuple[str, Time | None], ...] = ()
     document: ClassVar[tuple[str, int]] = ("hybrid-solution", 1)
+    techniques: ClassVar[str] = ""
 
     def describe(self) -> str:
         """Return one sentence for people: `Solution.describe`, what moves and what runs again."""

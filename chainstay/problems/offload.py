@@ -162,11 +162,13 @@ class OffloadSolution(Solution):
     timetable: Timetable
     host_bytes: int = 0
     document: ClassVar[tuple[str, int]] = ("offload-solution", 2)
+    techniques: ClassVar[str] = " with offloading only"
 
     def describe(self) -> str:
         """Return one sentence for people: `Solution.describe`, and what moves."""
         moved = sum(op.kind is OpKind.OFFLOAD_ACTIVATION for op in self.schedule)
-        return f"{Solution.describe(self)}; {moved} activations move, {self.transfers} transfers"
+        what = "1 activation moves" if moved == 1 else f"{moved} activations move"
+        return f"{Solution.describe(self)}; {what}, {self.transfers} transfers"
 
     def _to_fields(self) -> dict[str, object]:
         return self._common_fields(str) | {

@@ -28,10 +28,11 @@ _FAMILIES: Final = {
     "first comes back, and it comes back in reverse order.",
     Family.TWICE: "At-most-twice: between two backwards at most two sweeps of forwards in "
     "increasing order of their stages, and at most two prefetches of each tensor.",
-    Family.ALL: "All: every valid schedule, without restriction.",
+    Family.ALL: "All: every valid schedule under these rules, without restriction.",
 }
 _DISCARDS: Final = {
-    Discards.TABLE1: "",
+    Discards.TABLE1: "Data are dropped by forwards and backwards only, as in Table 1 of the rotor "
+    "paper.",
     Discards.TAPE: "Data may be dropped at any time, but never the input of what a stage saved.",
     Discards.FREE: "Any data may be dropped at any time, even the input of what a stage saved.",
 }
@@ -62,23 +63,22 @@ class ProofText(NamedTuple):
 
 def proof_text(solution: Solution) -> ProofText:
     """Return the text of the proof that comes with `solution`."""
-    kind = "schedule" if solution.family is Family.ALL else f"{solution.family} schedule"
     if solution.is_optimal:
         verdict = "proved optimal"
-        sentence = f"No {kind} within this budget takes less time than this one."
+        sentence = f"Of {solution.covered}, none within this budget takes less time than this one."
     elif solution.lower_bound:
         verdict = f"within {format_bound(solution.gap)}"
         sentence = (
-            f"No {kind} within this budget takes less than {format_time(solution.lower_bound)}: "
-            f"at most {format_bound(solution.gap)} of this plan's time could be saved. Whether any "
-            "of it can is not known."
+            f"Of {solution.covered}, none within this budget takes less than "
+            f"{format_time(solution.lower_bound)}: at most {format_bound(solution.gap)} of this "
+            "plan's time could be saved. Whether any of it can is not known."
         )
     else:
         verdict = "no bound known"
         sentence = "How much faster another schedule could be is not known."
-    if solution.unrestricted_bound and solution.family is not Family.ALL:
+    if solution.unrestricted_bound and not solution.covers_everything:
         sentence += (
-            f" No schedule at all, of whatever family, saves more than "
+            f" No schedule{solution.techniques or ' at all'}, of whatever family, saves more than "
             f"{format_bound(solution.unrestricted_gap)} of its time."
         )
     return ProofText(verdict, sentence, _facts(solution), _notes(solution))

@@ -66,14 +66,41 @@ def solve_chain(profile: ChainProfile, budget: Budget, method: Method | str = "a
     require_profile(profile, ChainProfile, MEASURED_PROFILE)
     problem = ChainProblem(profile, budget_bytes(profile, budget))
     solver = resolve_method(method)
+    name: str = getattr(solver, "__name__", str(solver))  # of a function, or of settings
 
     def ask() -> Claim:
         if isinstance(solver, CPSAT | MIP):
             return _warm_started_claim(solver, profile, problem.budget)
         return solver(profile, problem.budget)
 
-    claim, seconds = timed_claim(ask, solver, Claim)
-    return certify_chain(problem, claim, method=str(solver), solve_seconds=seconds)
+    try:
+        claim, seconds = timed_claim(ask, solver, Claim)
+    except InfeasibleBudgetError as error:
+        if error.required > problem.budget:
+            raise
+        refusal = MethodResult(method=name, required=error.required)
+        reason = f"{name} says that nothing fits, and that {error.required} bytes are enough"
+        raise contradiction_error(reason, problem, [refusal]) from error
+    solution = certify_chain(problem, claim, method=name, solve_seconds=seconds)
+    if not isinstance(solver, AutoChain | CPSAT | DP | MIP):
+        _require_sound_bound(problem, claim, name)
+    return solution
+
+
+def _require_sound_bound(problem: ChainProblem, claim: Claim, method: str) -> None:
+    """Compare a claim's bound with the persistent optimum, where it covers that.
+
+    Raises:
+        CertificateError: The persistent optimum is faster.
+    """
+    try:
+        known, _ = _persistent_optimum(problem.profile, problem.budget, Discards(claim.discards))
+    except InvalidProfileError as reason:  # sizes beyond the dynamic program's arithmetic
+        _log.info("the bound of %s is not checked: %s", method, reason)
+        return
+    require_consistent(
+        problem, (known, MethodResult(method=method, bound_scope=claim.scope, claim=claim))
+    )
 
 
 def certify_chain(

@@ -336,7 +336,7 @@ class TestProof:
             for discards in Discards:
                 proof = proof_text(replace(solution, family=family, discards=discards))
                 assert proof.verdict == "proved optimal"
-                assert len(proof.notes) == 1 + (discards is not Discards.TABLE1)
+                assert len(proof.notes) == 2
         offload = plan("offload integral").solution
         for transfers in Transfers:
             proof = proof_text(replace(offload, transfers=transfers))  # type: ignore[call-arg]

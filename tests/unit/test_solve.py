@@ -324,6 +324,29 @@ def test_an_own_method_is_judged_like_ours() -> None:
     assert solution.status is Status.OPTIMAL
 
 
+@pytest.mark.parametrize("family", [Family.PERSISTENT, Family.SINGLE_SWEEP, Family.ALL])
+def test_the_bound_of_an_own_method_is_held_against_the_persistent_optimum(family: Family) -> None:
+    text = "(?s)liar says that nothing is faster than 18 ns, and dp has a .*method of your own is w"
+    with pytest.raises(CertificateError, match=text):
+        solve_chain(CHAIN, 90, method=Liar(claimed(RERUN_ALL, 18, family)))
+    assert solve_chain(CHAIN, 90, method=Liar(claimed(RERUN_ALL, 14, family))).lower_bound == 14
+
+
+def test_an_own_method_may_say_what_it_likes_of_families_that_need_not_be_persistent() -> None:
+    lie = claimed(RERUN_ALL, 18, Family.CANONICAL_PERSISTENT)
+    assert solve_chain(CHAIN, 90, method=Liar(lie)).lower_bound == 18
+
+
+def test_an_own_method_is_named_by_its_function() -> None:
+    def twice(_profile: ChainProfile, budget: int, **_hint: object) -> Claim:
+        raise InfeasibleBudgetError(budget=budget, required=budget, stages=4, family="mine")
+
+    text = "^twice says that nothing fits, and that 90 bytes are enough"
+    with pytest.raises(CertificateError, match=text) as caught:
+        solve_chain(CHAIN, 90, method=twice)
+    assert json.loads(caught.value.report)["answers"][0]["required"] == 90
+
+
 def test_a_bound_below_the_sum_of_all_times_is_raised_to_it() -> None:
     solution = solve_chain(CHAIN, 130, method=Liar(replace(HONEST, lower_bound=3)))
     assert solution.lower_bound == CHAIN.least_time == solution.makespan
@@ -377,6 +400,7 @@ def test_a_solution_says_what_any_other_could_gain() -> None:
     loose = replace(SOLUTION, unrestricted_bound=13, family=Family.PERSISTENT)
     assert loose.unrestricted_gap == pytest.approx(1 / 14)
     assert "no schedule at all saves more than 7.15% of that" in loose.describe()
+    assert str(loose) == loose.describe()
     with pytest.raises(InvalidSolutionError, match="unrestricted_bound is 15"):
         replace(SOLUTION, unrestricted_bound=15)
 
