@@ -338,7 +338,8 @@ def test_an_own_method_may_say_what_it_likes_of_families_that_need_not_be_persis
 
 
 def test_an_own_method_is_named_by_its_function() -> None:
-    def twice(_profile: ChainProfile, budget: int, **_hint: object) -> Claim:
+    def twice(profile: ChainProfile, budget: int, *, hint: Schedule | None = None) -> Claim:
+        del profile, hint
         raise InfeasibleBudgetError(budget=budget, required=budget, stages=4, family="mine")
 
     text = "^twice says that nothing fits, and that 90 bytes are enough"
