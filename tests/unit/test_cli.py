@@ -52,6 +52,17 @@ def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
         assert tested.sampling in result.stdout
 
 
+def test_a_method_that_is_run_on_other_networks_has_a_row_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    methods = tuple(MethodUnderTest(method=DP(), most_stages=most) for most in (3, 20))
+    monkeypatch.setattr("chainstay.verify.SUITES", {"chain": ChainSuite(methods)})
+    result = chainstay("verify", "--instances", "12", "--workers", "1", "--json")
+    few, all_of_them = json.loads(result.stdout)["methods"]
+    assert (few["method"], few["run_on"]) == ("dp", "all, n ≤ 3")
+    assert 0 < few["number"] < all_of_them["number"] == 12
+
+
 def test_a_contradiction_is_written_down_and_ends_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

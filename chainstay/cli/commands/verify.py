@@ -27,7 +27,7 @@ from chainstay.cli.terminal import (
 from chainstay.files import write_file
 
 if TYPE_CHECKING:
-    from chainstay.verify import Check
+    from chainstay.verify import Check, MethodUnderTest, Tally
 
 EXAMPLES: Final = """\b
 Examples:
@@ -96,7 +96,7 @@ class _Verification:
         self.options = options
         self.suite = SUITES[options.problem]
         self.as_json = as_json
-        self.tallies = {tested.name: Tally() for tested in self.suite.methods}
+        self.tallies = {tested: Tally() for tested in self.suite.methods}
         self.done = 0
         self.start = time.monotonic()
 
@@ -105,7 +105,7 @@ class _Verification:
         with progress_bar("checking", self.options.instances) as step:
             for check in self._checks():
                 for answer in check.answers:
-                    self.tallies[answer.tested.name].add(answer)
+                    self.tallies[answer.tested].add(answer)
                 self.done += 1
                 step("checking")
                 if check.reason:
@@ -134,7 +134,7 @@ class _Verification:
                 "seed": seed,
                 "checked": self.done,
                 "seconds": seconds,
-                "methods": {name: _document(asdict(t)) for name, t in self.tallies.items()},
+                "methods": [_document(*tallied) for tallied in self.tallies.items()],
             }
             print_document(json.dumps(document))
             return
@@ -146,7 +146,7 @@ class _Verification:
         for heading in ("number", "optimal", "no fit", "gap", "time"):
             table.add_column(heading, justify="right", no_wrap=True)
         for tested in self.suite.methods:
-            tally = self.tallies[tested.name]
+            tally = self.tallies[tested]
             counts = map(str, (tally.instances, tally.optimal, tally.infeasible))
             gap, spent = f"{tally.worst_gap:.2%}", f"{tally.seconds:.1f} s"
             table.add_row(tested.name, tested.sampling, *counts, gap, spent)
@@ -165,5 +165,7 @@ class _Verification:
             print_result(f"Minimised to {small.problem.stages} stages: {path}")
 
 
-def _document(tally: dict[str, float]) -> dict[str, float]:
-    return {"number": tally.pop("instances"), **tally}
+def _document(tested: MethodUnderTest, tally: Tally) -> dict[str, object]:
+    counts = asdict(tally)
+    number = counts.pop("instances")
+    return {"method": tested.name, "run_on": tested.sampling, "number": number, **counts}
