@@ -348,6 +348,30 @@ def test_branches_are_measured_once_where_a_budget_is_refused(
     assert measure.call_count == 1
 
 
+class Towers(nn.Module):
+    """One tower for each input."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(count)
+        )
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        met = [tower(x) for tower, x in zip(self.towers, inputs, strict=True)]
+        return torch.stack(met).prod(0)
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_a_few_branches_are_planned_apart(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Mock(wraps=measure_join)
+    monkeypatch.setattr(joins, "measure_join", measure)
+    model, args = Towers(count), tuple(torch.randn(count, 8, 16))
+    with pytest.raises(InfeasibleBudgetError):
+        chainstay.fit(model, args, budget=1, progress=False, repeats=1, stage_options=False)
+    assert measure.call_count == (count == 4)
+
+
 def _step(model: nn.Module, args: tuple[Any, ...]) -> list[torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(1)

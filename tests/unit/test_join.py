@@ -278,12 +278,17 @@ def test_wrong_calls() -> None:
         equivalent_chain(TAILED, 9)
 
 
-def test_five_branches_need_slots() -> None:
-    join = JoinProfile(branches=(TEXT,) * 5)
-    with pytest.raises(InvalidProfileError, match=r"has 5 branches; .* DP\(slots=50\)"):
-        solve_join(join, "100%")
-    solution = solve_join(join, "100%", DP(slots=200))
-    assert solution.lower_bound <= solution.makespan
+def test_many_short_branches_are_solved() -> None:
+    stage = Stage(
+        forward_time=2, backward_time=3, output_bytes=10, saved_bytes=30, gradient_bytes=10
+    )
+    tower = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 2)
+    join = JoinProfile(branches=(tower,) * 5)
+    solution = solve_join(join, "70%")
+    assert solution.is_optimal
+    assert solution.makespan == solve_join(join, "70%", "mip").makespan > join.least_time
+    with pytest.raises(InvalidProfileError, match=r"branches of 2, .* need a table of"):
+        solve_join(JoinProfile(branches=(tower,) * 20), "70%")
 
 
 def test_a_small_join_of_many_bytes_has_more_slots_than_usual() -> None:

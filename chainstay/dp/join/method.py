@@ -11,14 +11,12 @@ from chainstay.dp.join.half_sums import HalfSums
 from chainstay.dp.join.sizes import in_units, states_of
 from chainstay.dp.join.slots import SlotProgram
 from chainstay.dp.table import require_table
-from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.errors import InfeasibleBudgetError
 from chainstay.problems.schedule_time import time_of
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
 
-_MOST_BRANCHES: Final = 4
-"""Branches of unequal stages that are solved without rounding that was asked for."""
 _USUAL_SLOTS: Final = 500
 _FEWEST_SLOTS: Final = 20
 _QUICK_ENTRIES: Final = 2**23
@@ -46,16 +44,11 @@ def claim_join(
 
     Raises:
         InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
-        InvalidProfileError: The tables would not fit in memory, or more than four branches
-            without `slots`.
+        InvalidProfileError: The tables, which have an axis for each branch, would not fit in
+            memory.
     """
     if isinstance(profile, HomogeneousJoin):
         return _homogeneous(profile, budget, keep)
-    if slots is None and len(profile.branches) > _MOST_BRANCHES:
-        raise InvalidProfileError(
-            f"this join has {len(profile.branches)} branches; its table has one axis for each, so "
-            f"beyond {_MOST_BRANCHES} say how coarse it may be, as in DP(slots=50)"
-        )
     _require_room(profile, slots or _FEWEST_SLOTS)
     least = LeastMemoryProgram(profile, keep)
     _require_room(profile, slots or _FEWEST_SLOTS, _rows(least.sums))

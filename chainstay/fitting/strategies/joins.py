@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from chainstay.errors import PlanMismatchError
+from chainstay.errors import NotAJoinError, PlanMismatchError
 from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.planning.join import can_run, solve_measured_join
 from chainstay.profiles import JoinProfile
@@ -18,6 +19,9 @@ from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.solution import Solution
+
+_MOST_BRANCHES: Final = 4
+"""Branches that are planned apart: tables have an axis for each, and a model's have many stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,8 @@ class JoinAttempt:
         if not self._known:
             call, settings = self.call, self.settings
             join = call.as_join(settings.granularity)
+            if (count := len(join.lengths)) > _MOST_BRANCHES:
+                raise NotAJoinError(f"planning {count} branches apart would take minutes")
             with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
                 parts = parts_of(join, call.inputs, self.loss(join), call.device, progress=bar)
                 measured = measure_join(
