@@ -13,6 +13,7 @@ itself would notice a change of a function's own file only, and not of the funct
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ from typing import Any, Final, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+_log = logging.getLogger(__name__)
+
+_TELL: Final = ContextVar[Callable[[str], None]]("tell", default=_log.info)
 _INTERPRETED: Final = ContextVar("interpreted", default=False)
 _ALLOWANCE_S: Final = 2.0
 """Seconds that a process may spend on interpreted kernels before it compiles them."""
@@ -62,6 +66,16 @@ def kernel(function: _Function, *, uncompiled: _Function | None = None) -> _Func
     if not is_available():
         return as_written
     return cast("_Function", _Kernel(function, as_written))
+
+
+@contextmanager
+def compilation_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Call `tell` inside this context before the first compilation on this machine."""
+    token = _TELL.set(tell)
+    try:
+        yield
+    finally:
+        _TELL.reset(token)
 
 
 @contextmanager
@@ -117,6 +131,8 @@ class _Kernel:
     def _compiled(self) -> Callable[..., object]:
         """Compiled code can call compiled code only: this copy sees the copies of others."""
         function = self._function
+        if not (_compiled or is_compiled()):
+            _TELL.get()("the solvers are compiled, which takes a minute or two, once on a machine")
         _compiled.append(function.__name__)
         seen = {
             name: value._compiled if isinstance(value, _Kernel) else value  # noqa: SLF001  # ours

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
+from chainstay.dp.jit import compilation_told
 from chainstay.errors import ChainstayError, PlanMismatchError, UnsupportedModelError
 from chainstay.fitting.blocks import BlockForward, blocks_for, blocks_needed, release_blocks
 from chainstay.fitting.planner import AnyPlanned, NotedPlan, PlanMaker, Planner, PlannerSettings
@@ -193,7 +194,11 @@ class Fitted:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
         call.require_plannable()
         require_initialised(call.model)  # tracing would do that, and draw other random numbers
-        with MEASURING, other_bits_accepted.set_to(value=not self.settings.bit_for_bit):
+        with (
+            MEASURING,
+            compilation_told(self.settings.say),
+            other_bits_accepted.set_to(value=not self.settings.bit_for_bit),
+        ):
             kinds = {type(module) for module in call.model.modules()}
             kinds.update(kind for kind, _ in self._forwards)
             self._forwards = tuple(

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import chainstay
+from chainstay.dp import jit
 from chainstay.errors import (
     ChainstayError,
     InfeasibleBudgetError,
@@ -26,6 +27,7 @@ from chainstay.errors import (
     UnsupportedModelError,
 )
 from chainstay.fitting.fitted import Fitted
+from chainstay.fitting.planner import Planner
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.runtime import trace_memory
 from chainstay.runtime.execute.planned import Planned
@@ -445,6 +447,20 @@ def test_wrong_calls_get_named_errors(
 ) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_it_is_told_while_a_model_is_planned_that_solvers_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Planner.plan_graph
+
+    def compiling(*args: Any) -> Any:
+        jit._TELL.get()("the solvers are compiled")
+        return plan(*args)
+
+    monkeypatch.setattr(Planner, "plan_graph", compiling)
+    fitted(progress=True)
+    assert "chainstay: the solvers are compiled\n" in capsys.readouterr().err
 
 
 def test_a_sample_in_eval_mode_is_remarked_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,3 +76,21 @@ def test_compiled_code_is_kept_by_a_hash_of_the_source(monkeypatch: pytest.Monke
     assert jit.is_compiled()
     monkeypatch.setattr(jit, "cache_folder", jit.cache_folder.__wrapped__)
     assert not jit.is_compiled()
+
+
+def test_the_first_compilation_on_a_machine_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(jit, "_compiled", [])
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path / "kernels")
+    told: list[str] = []
+    with jit.compilation_told(told.append):
+        for _ in range(2):
+            assert jit.kernel(lambda number: 3 * number)(2) == 6
+    assert told == ["the solvers are compiled, which takes a minute or two, once on a machine"]
+    jit._compiled.clear()
+    (tmp_path / "kernels").mkdir(exist_ok=True)
+    with jit.compilation_told(told.append):
+        assert jit.kernel(lambda number: 4 * number)(2) == 8
+    assert len(told) == 1
