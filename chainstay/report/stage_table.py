@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from chainstay.plans.kept_in_part import KeptInPart, kept_in_part, part_text
@@ -62,7 +62,6 @@ _OFFLOADED_SIZES: Final = (
 def stage_table(problem: AnyProblem, schedule: Schedule) -> StageTable:
     """Return the table of all stages of a network, branches before the tail."""
     columns: tuple[tuple[str, str], ...]
-    runs = Counter((op.branch, op.stage) for op in schedule if op.kind.is_forward)
     moved = _moved(schedule)
     match problem.profile:
         case OffloadProfile() as profile:
@@ -70,8 +69,10 @@ def stage_table(problem: AnyProblem, schedule: Schedule) -> StageTable:
             return StageTable(columns, tuple(_offload_rows(profile, moved)))
         case HomogeneousJoin() as join:
             columns = (_STAGE, _FORWARD, _BACKWARD, _RUNS)
+            runs = Counter((op.branch, op.stage) for op in schedule if op.kind.is_forward)
             return StageTable(columns, tuple(_slot_rows(join, runs)))
     chains = problem.chains
+    runs = _runs(dict(chains), schedule)
     columns = (_STAGE, _NAME, _FORWARD, _BACKWARD, *_SIZES, _RUNS)
     rows: list[tuple[TableCell, ...]] = []
     parts = kept_in_part(problem.profile, schedule)
@@ -84,6 +85,16 @@ def stage_table(problem: AnyProblem, schedule: Schedule) -> StageTable:
             rows.append((*row, *(cells[i] if parts else ()), *moves))
     more = (*(_KEPT if parts else ()), *((_MOVES,) if moved else ()))
     return StageTable((*columns, *more), tuple(rows))
+
+
+def _runs(chains: Mapping[int | None, ChainProfile], schedule: Schedule) -> Counter[_StageKey]:
+    """Count the forwards of each stage, one that is kept together with others included."""
+    runs = Counter[_StageKey]()
+    for op in schedule:
+        if op.kind.is_forward:
+            option = chains[op.branch].stages[op.stage].all_options[op.option]
+            runs.update((op.branch, op.stage + inner) for inner in range(option.stages))
+    return runs
 
 
 def _moved(schedule: Schedule) -> dict[_StageKey, str]:
