@@ -95,7 +95,7 @@ def test_the_table_of_stages_says_what_a_plan_drops() -> None:
         ["with stage 1", "–", "–"],
         ["whole", "–", "–"],
     ]
-    assert [row[-4].text for row in table.rows] == ["1", "1", "1", "1"]
+    assert [row[-4].text for row in table.rows] == ["2", "1", "1", "1"]
     shown = page(SOLUTION, CHAIN)
     assert "Fa1.1" in shown
     assert "2 of 4 stages<small>20 bytes less than whole, for 6.2% of a step" in shown
