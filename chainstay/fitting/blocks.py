@@ -309,7 +309,7 @@ class BlockForward:
             then = "others like it will, too"
         if is_unplanned and blocks not in kind.told and len(kind.told) <= _MOST_LOOKS:
             kind.told.add(blocks)
-            others = f"{run.others} blocks that its plan does not have"
+            others = f"{run.others} blocks that its plan does not have (or not for such tensors)"
             ran = others if blocks else "none of its blocks by the plan"
             self.planner.settings.say(
                 f"this call of {self.planner.name} ran {ran}, so it may have needed more than the "

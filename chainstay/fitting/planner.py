@@ -60,6 +60,11 @@ AnyPlanned = PlannedGraph | PlannedBlocks
 
 _WIDTH: Final = 80
 """Columns of the lines in which a schedule is shown."""
+_OTHER_KIND: Final = (
+    ", but as something else that its forward reads now is (training flags, autocast, what "
+    "requires gradients, an attribute, how tensors lie in memory)"
+)
+"""What is told of a call whose shapes have a plan, but which has none."""
 _MANY: Final = 32
 """Plans of one model for which fewer shapes are recommended."""
 
@@ -283,13 +288,9 @@ class Planner:
         if self.settings.on_new_shape == "run plainly":
             return False
         if self.settings.on_new_shape == "refuse":
-            other = (
-                ", but as something else that its forward reads now is (training flags, autocast, "
-                "what requires gradients, an attribute)"
-            )
             raise PlanMismatchError(
                 f"no plan of this {self.name} is for a call with {shapes}"
-                f"{other if shapes in self.shapes else ''}; call it like the "
+                f"{_OTHER_KIND if shapes in self.shapes else ''}; call it like the "
                 "sample, fit with on_new_shape='plan', or run it under torch.no_grad()"
             )
         kind = "another kind of call with" if shapes in self.shapes else "a new shape"
@@ -329,7 +330,8 @@ class Planner:
         self, refusal: InfeasibleBudgetError, shapes: str, stages: str = ""
     ) -> InfeasibleBudgetError:
         """Return the same refusal, of a call with these shapes, and a sentence on its `stages`."""
-        told, budget = f"for a call with {shapes}: {refusal}", self.settings.budget
+        other, budget = _OTHER_KIND if shapes in self.shapes else "", self.settings.budget
+        told = f"for a call with {shapes}{other}: {refusal}"
         if self.plans and share_of(budget):
             told += (
                 f" The budget {budget!r} is a share of what the first call planned needed, and the "

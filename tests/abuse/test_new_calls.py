@@ -403,3 +403,19 @@ def test_options_of_stages_that_were_measured_are_not_measured_again(
     assert all(any(op.option for op in plan.solution.schedule) for plan in shown(model).plans)
     assert first > 1
     assert all("heads" in name for name in looks[first:]), looks
+
+
+def test_a_refusal_of_another_kind_of_call_with_known_shapes_says_so() -> None:
+    layers = (nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6))
+    model = nn.Sequential(*layers, nn.Linear(64, 1))
+    model[:6].requires_grad_(requires_grad=False)
+    x = torch.randn(256, 64)
+    chainstay.fit(model, (x,), budget="100%", progress=False)
+    model.requires_grad_()
+    text = (
+        r"for a call with \(256, 64\), but as something else that its forward reads now is \(train"
+    )
+    with pytest.raises(InfeasibleBudgetError, match=text):
+        model(x)
+    with pytest.raises(InfeasibleBudgetError, match=r"for a call with \(512, 64\): no known sch"):
+        model(torch.randn(512, 64))
