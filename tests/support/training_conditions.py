@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -176,7 +176,7 @@ class ShareOf:
         hint: Schedule | None = None,  # noqa: ARG002  # as the protocol has it
     ) -> Claim:
         wanted = max(chainstay.least_budget(profile), int(self.share * budget))
-        return DP()(profile, min(budget, wanted))
+        return replace(DP()(profile, min(budget, wanted)), lower_bound=0)
 
 
 def fit_to(model: Module, sample: Sample | None, share: str) -> Module:
