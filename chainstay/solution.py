@@ -95,6 +95,9 @@ class Claim:
         lower_bound: Time in ns that no schedule of `family` within the budget goes below.
         family: The schedules that `lower_bound` covers.
         discards: The rules under which the schedule is valid and the bound holds.
+
+    Raises:
+        InvalidSolutionError: `family` or `discards` is something else.
     """
 
     schedule: Schedule
@@ -102,6 +105,14 @@ class Claim:
     lower_bound: int
     family: Family
     discards: Discards = Discards.TABLE1
+
+    def __post_init__(self) -> None:
+        for name, kind in (("family", Family), ("discards", Discards)):
+            if not isinstance(found := getattr(self, name), kind):
+                raise InvalidSolutionError(
+                    f"{name} of a claim is {found!r}, must be a {kind.__name__}, such as "
+                    f"{kind.__name__}.{list(kind)[-1].name}"
+                )
 
     @property
     def scope(self) -> Scope:

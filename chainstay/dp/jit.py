@@ -30,6 +30,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _log = logging.getLogger(__name__)
 
+COMPILING: Final = "the solvers are compiled, which takes a minute or two, once on a machine"
+"""What people are told before the first compilation."""
+
 _TELL: Final = ContextVar[Callable[[str], None]]("tell", default=_log.info)
 _INTERPRETED: Final = ContextVar("interpreted", default=False)
 _ALLOWANCE_S: Final = 2.0
@@ -132,7 +135,7 @@ class _Kernel:
         """Compiled code can call compiled code only: this copy sees the copies of others."""
         function = self._function
         if not (_compiled or is_compiled()):
-            _TELL.get()("the solvers are compiled, which takes a minute or two, once on a machine")
+            _TELL.get()(COMPILING)
         _compiled.append(function.__name__)
         seen = {
             name: value._compiled if isinstance(value, _Kernel) else value  # noqa: SLF001  # ours

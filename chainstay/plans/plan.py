@@ -20,7 +20,7 @@ from chainstay.validation.replay import replay
 from chainstay.validation.simulate import Replay
 
 KIND: Final = "plan"
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,8 @@ class WithItsLoss(Recognizer):
     """The mean of the losses."""
 
     def forward(self, frames: torch.Tensor, *alignment: torch.Tensor) -> torch.Tensor:
-        return functional.ctc_loss(self.scores(frames), *alignment).reshape(())  # type: ignore[arg-type]  # three
+        targets, lengths, wanted = alignment
+        return functional.ctc_loss(self.scores(frames), targets, lengths, wanted).reshape(())
 
 
 class WithALossEach(Recognizer):
@@ -103,10 +104,10 @@ def test_a_loss_behind_the_model_counts(capsys: pytest.CaptureFixture[str]) -> N
     """It takes more memory here than a cross-entropy, which counts where none is given."""
     torch.manual_seed(0)
     plain = Recognizer()
-    frames, *alignment = drawn(0)
+    frames, targets, lengths, wanted = drawn(0)
 
     def loss_of(scores: torch.Tensor) -> torch.Tensor:
-        return functional.ctc_loss(scores, *alignment)  # type: ignore[arg-type]  # three
+        return functional.ctc_loss(scores, targets, lengths, wanted)
 
     model = fit(copy.deepcopy(plain), (frames,), budget="60%", loss=loss_of)
     assert "without loss=" not in capsys.readouterr().err

@@ -174,7 +174,7 @@ SPAN, PEAK = SOLUTION["makespan"], SOLUTION["peak_bytes"]
             InvalidPlanError,
             "is a 'soup', must be a 'plan'; make one by `chainstay plan`",
         ),
-        (put(1, "version"), InvalidPlanError, "'version' is 1; this chainstay reads version 2"),
+        (put(2, "version"), InvalidPlanError, "'version' is 2; this chainstay reads version 3"),
         (put([], "solution"), InvalidPlanError, r"plan.solution: a JSON object .* not \[\]"),
         (put("x", "solution", "chainstay"), InvalidPlanError, "'x', must be one of solution, off"),
         (put("y", "profile", "chainstay"), InvalidPlanError, "'y', must be one of chain-profile"),

@@ -337,6 +337,18 @@ def test_an_own_method_may_say_what_it_likes_of_families_that_need_not_be_persis
     assert solve_chain(CHAIN, 90, method=Liar(lie)).lower_bound == 18
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"family": "mine"}, "family of a claim is 'mine', must be a Family, such as Family.ALL"),
+        ({"discards": "free"}, "discards of a claim is 'free', must be a Discards, such as Disc"),
+    ],
+)
+def test_claims_are_about_known_schedules(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSolutionError, match=message):
+        replace(HONEST, **given)
+
+
 def test_an_own_method_is_named_by_its_function() -> None:
     def twice(profile: ChainProfile, budget: int, *, hint: Schedule | None = None) -> Claim:
         del profile, hint

@@ -87,11 +87,11 @@ class _Verification:
 
     def __init__(self, options: VerifyOptions, *, as_json: bool) -> None:
         # Needs numpy, which --help must not load.
-        from chainstay.dp.jit import is_compiled
+        from chainstay.dp.jit import COMPILING, is_compiled
         from chainstay.verify import SUITES, Tally
 
         if not is_compiled():
-            print_note("The solvers are compiled first, once on a machine: about a minute.")
+            print_note(f"chainstay: {COMPILING}")
 
         self.options = options
         self.suite = SUITES[options.problem]

@@ -33,7 +33,7 @@ def is_dropout(node: fx.Node) -> bool:
     return node.target in _DROPOUTS and bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
-def is_other_when_watched(node: fx.Node) -> bool:
+def depends_on_dispatch_modes(node: fx.Node) -> bool:
     """Whether a node goes another way, and saves other tensors, where a dispatch mode is active."""
     return node.target is functional.ctc_loss
 

@@ -24,8 +24,8 @@ from chainstay.runtime.devices.random_kernels import DrawWatch
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import is_parameter, refuse_backward
 from chainstay.runtime.options.special_operators import (
+    depends_on_dispatch_modes,
     is_dropout,
-    is_other_when_watched,
     scratch_arguments,
 )
 from chainstay.runtime.options.stage_run import Cast, Held, StageRun
@@ -186,7 +186,7 @@ class Trace:
         noise = MemoryLayout.of(held[node.args[0]]) if is_dropout(node) else None  # type: ignore[index]  # a node
         before = random_states(self.device)
         self._packed, self._draws.seen = [], False
-        with _disable_current_modes() if is_other_when_watched(node) else nullcontext():
+        with _disable_current_modes() if depends_on_dispatch_modes(node) else nullcontext():
             value = call()
         drawn = tuple(
             device.type
