@@ -358,6 +358,21 @@ class TestProof:
         told = proof_text(replace(solution, unrestricted_bound=bound)).sentence
         assert "No schedule at all, of whatever family, saves more than 1.0" in told
 
+    def test_all_schedules_are_those_by_rules_that_are_named(self) -> None:
+        """Under free discards there are more, of which the bound says nothing."""
+        made = plan("chain")
+        bound = int(made.solution.makespan) - 1
+        everything = replace(made.solution, family=Family.ALL, unrestricted_bound=bound)
+        text = "all schedules with table1 discards"
+        assert everything.proof.startswith(f"proved optimal among {text}; no schedule at all saves")
+        assert f"Of {text}, none within this budget" in proof_text(everything).sentence
+        assert "No schedule at all" in proof_text(everything).sentence
+        assert f"among {text}" in page(everything, made.profile)
+        free = replace(everything, discards=Discards.FREE)
+        assert free.proof == "proved optimal among all schedules with free discards"
+        offload = plan("offload integral").solution
+        assert "among all schedules with offloading only; " in offload.describe()
+
 
 def test_stage_table_counts_runs_and_moves() -> None:
     hybrid = plan("hybrid integral")

@@ -193,6 +193,6 @@ def _figures(
     yield elements.figure(
         "Proof",
         proof.verdict,
-        f"among {solution.family} schedules",
+        f"among {solution.covered}",
         style="good" if solution.is_optimal else "open",
     )
