@@ -17,7 +17,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final, Self, TypeVar
 
-from chainstay.errors import ChainstayError
+from chainstay.errors import ChainstayError, type_with_article
 
 _Value = TypeVar("_Value")
 
@@ -71,7 +71,7 @@ def parse_fields(text: str, error: type[ChainstayError]) -> Fields:
 
 def _loaded(text: str, title: str, error: type[ChainstayError]) -> object:
     if not isinstance(text, str):
-        raise error(f"{title}: a {type(text).__name__}, must be JSON text, as read from its file")
+        raise error(f"{title}: {type_with_article(text)}, must be JSON text, as read from its file")
     if len(text) > _LARGEST_DOCUMENT:
         raise error(f"{title}: {len(text)} characters, at most {_LARGEST_DOCUMENT}")
     if (values := sum(map(text.count, ",[{"))) > _MOST_VALUES:

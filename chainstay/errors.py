@@ -219,6 +219,19 @@ class PlanMismatchError(ChainstayError):
         super().__init__(message)
 
 
+def type_with_article(value: object) -> str:
+    """Return what errors call the type of `value`.
+
+    Examples:
+        >>> type_with_article([]), type_with_article(3), type_with_article(None)
+        ('a list', 'an int', 'None')
+    """
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 def _exact(size: int) -> str:
     """Return `size` for people and, where that rounds, in bytes."""
     return format_bytes(size) if size < 1024 else f"{format_bytes(size)} ({size} bytes)"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import nn
 
-from chainstay.errors import InvalidBudgetError, UnsupportedModelError
+from chainstay.errors import InvalidBudgetError, UnsupportedModelError, type_with_article
 from chainstay.fitting.budgets import Budget, require_budget
 from chainstay.fitting.fitted import Fitted, fitted_of, require_fitted
 from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
@@ -255,7 +255,7 @@ def require_model(model: object) -> None:
             else "wrap it in a module that registers what it trains"
         )
         raise UnsupportedModelError(
-            f"the model is a {type(model).__name__}, must be a torch.nn.Module; {remedy}"
+            f"the model is {type_with_article(model)}, must be a torch.nn.Module; {remedy}"
         )
     if _device_of(model).type == "meta":
         raise UnsupportedModelError(

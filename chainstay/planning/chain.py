@@ -40,6 +40,7 @@ from chainstay.errors import (
     InvalidProfileError,
     SolverLimitError,
     UnknownMethodError,
+    type_with_article,
 )
 from chainstay.formulations import CPSAT, MIP
 from chainstay.planning.questions import (
@@ -124,7 +125,7 @@ def solve_measured(
     start = time.perf_counter()
     if not isinstance(measured, Measurement):
         raise InvalidProfileError(
-            f"measured is a {type(measured).__name__}, must be what chainstay.measure returns; a "
+            f"measured is {type_with_article(measured)}, must be what chainstay.measure returns; a "
             "profile is for solve_chain"
         )
     budget = parse_budget(budget, lambda: plain_peak(measured))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from chainstay import documents
-from chainstay.errors import InvalidPlanError
+from chainstay.errors import InvalidPlanError, type_with_article
 from chainstay.files import write_file
 from chainstay.plans.fingerprint import Fingerprint
 from chainstay.plans.option_choice import OptionChoice
@@ -139,7 +139,7 @@ class Plan:
         """
         found = self.chain or self.profile
         if not isinstance(found, ChainProfile):
-            raise InvalidPlanError(f"the plan is of a {type(found).__name__}, not of a chain")
+            raise InvalidPlanError(f"the plan is of {type_with_article(found)}, not of a chain")
         return found
 
     def replay(self) -> Replay | TransferReplay:

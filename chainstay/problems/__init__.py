@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from chainstay.errors import ChainstayError
+from chainstay.errors import ChainstayError, type_with_article
 from chainstay.problems.chain import ChainProblem
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.problems.join import JoinProblem
@@ -79,8 +79,8 @@ def problem_of(
     kind = _KINDS.get((type(solution), type(profile)))
     if kind is None:
         raise error(
-            f"a {type(solution).__name__} is no solution of a {type(profile).__name__}; pass the "
-            "profile that was solved"
+            f"{type_with_article(solution)} is no solution of {type_with_article(profile)}; pass "
+            "the profile that was solved"
         )
     rules: tuple[object, ...] = ()
     if kind is OffloadProblem and isinstance(profile, ChainProfile):

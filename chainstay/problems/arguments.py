@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chainstay.errors import InvalidBudgetError, InvalidProfileError
+from chainstay.errors import InvalidBudgetError, InvalidProfileError, type_with_article
 from chainstay.units import parse_bytes, whole_number
 
 
@@ -14,7 +14,7 @@ def require_kind(profile: object, *kinds: type) -> None:
     """
     if not isinstance(profile, kinds):
         needed = " or ".join(kind.__name__ for kind in kinds)
-        raise InvalidProfileError(f"profile is a {type(profile).__name__}, must be a {needed}")
+        raise InvalidProfileError(f"profile is {type_with_article(profile)}, must be a {needed}")
 
 
 def require_whole(budget: object) -> None:

@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import Final, Self
 
 from chainstay import documents
-from chainstay.errors import InvalidProfileError
+from chainstay.errors import InvalidProfileError, type_with_article
 from chainstay.profiles.chain import ChainProfile, require_plain
 from chainstay.profiles.quantities import whole
 
@@ -93,7 +93,7 @@ class OffloadProfile:
         """
         if not isinstance(profile, ChainProfile):
             raise InvalidProfileError(
-                f"profile is a {type(profile).__name__}, must be a ChainProfile"
+                f"profile is {type_with_article(profile)}, must be a ChainProfile"
             )
         require_plain(profile, "offloading whole activations")
         if profile.skips:

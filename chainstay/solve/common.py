@@ -15,6 +15,7 @@ from chainstay.errors import (
     InvalidProfileError,
     SolverLimitError,
     UnknownMethodError,
+    type_with_article,
 )
 from chainstay.formulations import CPSAT, MIP
 from chainstay.problems.arguments import whole_bytes
@@ -82,7 +83,7 @@ def require_profile(profile: object, kinds: type | UnionType, needed: str) -> No
         InvalidProfileError: It is not.
     """
     if not isinstance(profile, kinds):
-        raise InvalidProfileError(f"profile is a {type(profile).__name__}, must be {needed}")
+        raise InvalidProfileError(f"profile is {type_with_article(profile)}, must be {needed}")
 
 
 def resolve(
@@ -142,7 +143,7 @@ def timed_claim(
     if not isinstance(claim, kind):
         article = "an" if kind.__name__.startswith("O") else "a"
         raise UnknownMethodError(
-            f"method {method} returned a {type(claim).__name__}, must return {article} "
+            f"method {method} returned {type_with_article(claim)}, must return {article} "
             f"{kind.__name__}"
         )
     return claim, seconds

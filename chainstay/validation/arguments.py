@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chainstay.errors import InvalidScheduleError
+from chainstay.errors import InvalidScheduleError, type_with_article
 from chainstay.problems.arguments import require_kind
 from chainstay.schedule import Schedule
 
@@ -22,7 +22,7 @@ def require_replayable(
     require_kind(profile, *kinds)
     if not isinstance(schedule, Schedule):
         raise InvalidScheduleError(
-            f"schedule is a {type(schedule).__name__}, must be a Schedule; read its text by "
+            f"schedule is {type_with_article(schedule)}, must be a Schedule; read its text by "
             "Schedule.parse(text)"
         )
     if overheads is not None and len(overheads) != len(schedule):

@@ -198,7 +198,7 @@ class Customised(nn.Linear):
         (lambda: Choosing(4, 4), "depends on values, which aten.nonzero.default asks for"),
         (lambda: Customised(4, 4), "chainstay_tests::twice has no fake kernel.*register_fake"),
         (lambda: nn.Linear(4, int(torch.ones(1).item())), "cannot be built on the meta device"),
-        (None, "the model is a NoneType, must be a torch.nn.Module"),
+        (None, "the model is None, must be a torch.nn.Module"),
     ],
 )
 def test_what_cannot_be_estimated(model: Any, text: str) -> None:

@@ -379,7 +379,7 @@ def _perceptron() -> nn.Module:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: fit(3, (batch(),), budget="50%"), UnsupportedModelError, "the model is a int"),
+        (lambda: fit(3, (batch(),), budget="50%"), UnsupportedModelError, "the model is an int"),
         (
             lambda: fit([nn.Tanh()], (batch(),), budget="50%"),
             UnsupportedModelError,

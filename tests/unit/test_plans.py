@@ -237,7 +237,7 @@ def test_overheads_are_replayed_in_bytes_and_one_for_each_operation() -> None:
 
 def test_a_solution_belongs_to_its_profile() -> None:
     text = changed("chain", put(json.loads(PLANS["offload"].to_json())["profile"], "profile"))
-    with pytest.raises(InvalidPlanError, match="a Solution is no solution of a OffloadProfile"):
+    with pytest.raises(InvalidPlanError, match="a Solution is no solution of an OffloadProfile"):
         parse_plan(text)
 
 

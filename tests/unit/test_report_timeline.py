@@ -246,7 +246,7 @@ def test_a_plan_of_another_profile_is_refused() -> None:
         build_timeline(solution, slower)
     with pytest.raises(InvalidScheduleError):
         build_timeline(solution, a_chain(7))
-    with pytest.raises(InvalidSolutionError, match="Solution is no solution of a OffloadProfile"):
+    with pytest.raises(InvalidSolutionError, match="Solution is no solution of an OffloadProfile"):
         build_timeline(solution, plan("offload integral").profile)
     with pytest.raises(
         InvalidSolutionError, match="OffloadSolution is no solution of a JoinProfile"

@@ -99,7 +99,7 @@ def test_an_empty_model_is_refused() -> None:
 
 
 def test_a_stage_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="stage 0 is a int, must be callable"):
+    with pytest.raises(UnsupportedModelError, match="stage 0 is an int, must be callable"):
         measure([3], torch.ones(2, 4))  # type: ignore[list-item]
 
 
@@ -171,7 +171,7 @@ def test_whatever_a_stage_or_the_loss_raises_is_told_with_its_name(fail: Stage, 
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (3, "the loss is a int, must be callable"),
+        (3, "the loss is an int, must be callable"),
         (nn.MSELoss, "the loss is the class MSELoss, must be a function or an instance"),
         (lambda _: 1.0, r"it returned a float\); it must return one real number"),
         (lambda output: {"a": output.sum(), "b": output.mean()}, "numbers .* add them up"),

@@ -164,7 +164,7 @@ def test_auto_takes_the_mip_where_cpsat_is_missing(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_method_must_return_a_claim() -> None:
-    with pytest.raises(UnknownMethodError, match="returned a NoneType, must return a Claim"):
+    with pytest.raises(UnknownMethodError, match="returned None, must return a Claim"):
         solve_chain(CHAIN, 100, method=lambda *_: None)  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from chainstay.cli.exit_codes import CommandLineError
 from chainstay.cli.models.named_models import BuiltModel, ModelSpec, build_model
 from chainstay.cli.options import ACCELERATORS
 from chainstay.cli.terminal import spinner
-from chainstay.errors import UnknownDeviceError, UnsupportedModelError
+from chainstay.errors import UnknownDeviceError, UnsupportedModelError, type_with_article
 from chainstay.runtime.devices.device import accelerator_at, accelerator_count, default_device
 from chainstay.runtime.stage.loss_stage import loss_in
 from chainstay.runtime.stage.states import tensors_in
@@ -132,7 +132,7 @@ class Workload:
         loss = self.loss(output) if self.loss is not None else loss_in(output)
         if not isinstance(loss, torch.Tensor | None):
             raise UnsupportedModelError(
-                f"the loss returns a {type(loss).__name__}, must return one number: add up "
+                f"the loss returns {type_with_article(loss)}, must return one number: add up "
                 "what it has"
             )
         return loss if loss is not None else default_loss(output)
@@ -188,8 +188,8 @@ def default_loss(output: object) -> torch.Tensor:
     leaves = [tensor for tensor in tensors_in(known) if tensor.is_floating_point()]
     if not leaves:
         raise CommandLineError(
-            f"the model's output, a {type(output).__name__}, has no tensor that could be trained; "
-            "let your function return (model, args, kwargs, loss)"
+            f"the model's output, {type_with_article(output)}, has no tensor that could be "
+            "trained; let your function return (model, args, kwargs, loss)"
         )
     return torch.stack([_loss_of_scores(leaf) for leaf in leaves]).sum()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
@@ -237,11 +237,11 @@ def require_module_and_tuple(model: object, sample_args: object) -> None:
     """Refuse what cannot be called as a model is."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
-            f"the model is a {type(model).__name__}, must be a torch.nn.Module; wrap a function "
+            f"the model is {type_with_article(model)}, must be a torch.nn.Module; wrap a function "
             "in a module that registers what it trains"
         )
     if not isinstance(sample_args, tuple):
         raise UnsupportedModelError(
-            f"sample_args is a {type(sample_args).__name__}, must be a tuple of the model's "
+            f"sample_args is {type_with_article(sample_args)}, must be a tuple of the model's "
             "positional arguments; for one argument write (x,)"
         )

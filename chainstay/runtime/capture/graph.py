@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 import torch
 from torch import fx, nn
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.capture.caught_errors import asserted, caught_at
 from chainstay.runtime.capture.custom_functions import (
     OPERATOR,
@@ -393,7 +393,7 @@ def _graph_read(module: fx.GraphModule, node: fx.Node) -> nn.Module:
     value = attrgetter(str(node.target))(module)
     if not isinstance(value, nn.Module):
         raise NoStagesError(
-            f"the captured graph holds {node.target}, a {type(value).__name__}, which stages "
+            f"the captured graph holds {node.target}, {type_with_article(value)}, which stages "
             "cannot read; make it a buffer of the model"
         )
     return value

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.stage.given_stages import Stages, stage_title
@@ -111,7 +111,7 @@ def _training_flags(named: Stages) -> dict[str, bool]:
 def _require_sample(sample: object) -> None:
     if not isinstance(sample, torch.Tensor):
         raise UnsupportedModelError(
-            f"the sample is a {type(sample).__name__}, must be one tensor; pack several inputs "
+            f"the sample is {type_with_article(sample)}, must be one tensor; pack several inputs "
             "into one, or close the stages over those that stay the same"
         )
     if sample.layout != torch.strided:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chainstay.errors import PlanMismatchError
+from chainstay.errors import PlanMismatchError, type_with_article
 from chainstay.problems.offload import OffloadSolution
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again
@@ -111,7 +111,7 @@ class PlannedChain(StageLoop):
         """
         if not isinstance(activation, torch.Tensor):
             raise PlanMismatchError(
-                f"the input is a {type(activation).__name__}, must be one tensor "
+                f"the input is {type_with_article(activation)}, must be one tensor "
                 f"{self._measured.source.layout}"
             )
         self._require_own_modules()
@@ -231,7 +231,7 @@ class MeasuredChain(Measurement):
         schedule: object = plan.schedule if isinstance(plan, Solution) else plan
         if not isinstance(schedule, Schedule):
             raise PlanMismatchError(
-                f"the plan is a {type(plan).__name__}, must be a Schedule or a Solution; "
+                f"the plan is {type_with_article(plan)}, must be a Schedule or a Solution; "
                 "get one from chainstay.solve_measured(measured, budget)"
             )
         transfers = None

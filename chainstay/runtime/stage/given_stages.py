@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.capture.graph import stage_border
 
 Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
@@ -74,13 +74,14 @@ def named_stages(
         named = [(str(index), stage) for index, stage in enumerate(model)]
     else:
         raise UnsupportedModelError(
-            f"the model is a {type(model).__name__}, must be a torch.nn.Sequential or a list of "
+            f"the model is {type_with_article(model)}, must be a torch.nn.Sequential or a list of "
             "stages; write its forward as a chain of modules, each tensor in, tensor out"
         )
     for name, stage in named:
         if not callable(stage):
             raise UnsupportedModelError(
-                f"stage {name} is a {type(stage).__name__}, must be callable: tensor in, tensor out"
+                f"stage {name} is {type_with_article(stage)}, must be callable: tensor in, tensor "
+                "out"
             )
     if not named:
         raise UnsupportedModelError("the model has no stages; it needs at least one")
@@ -97,7 +98,7 @@ def _refuse_own_behaviour(model: nn.Sequential) -> None:
     """Refuse a forward and hooks of its own, which a chain of its stages would skip."""
     if type(model).forward is not nn.Sequential.forward:
         raise UnsupportedModelError(
-            f"the model is a {type(model).__name__}, which replaces Sequential's forward; what "
+            f"the model is {type_with_article(model)}, which replaces Sequential's forward; what "
             "it does there would be skipped, so pass its stages as a list"
         )
     hooks = {

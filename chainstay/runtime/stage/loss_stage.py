@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.capture.cuts.chain import GraphChain, Position
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
@@ -262,7 +262,7 @@ def require_loss(loss: object) -> None:
         )
     if not callable(loss):
         raise UnsupportedModelError(
-            f"the loss is a {type(loss).__name__}, must be callable: from the model's output "
+            f"the loss is {type_with_article(loss)}, must be callable: from the model's output "
             "to one number"
         )
     function = loss.forward if isinstance(loss, nn.Module) else loss

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
@@ -32,7 +32,8 @@ def run_stage(stage: ChainStage, index: int, state: State, shared: Sequence[Any]
         else "pack its outputs into one, or let chainstay.fit extract the model's stages"
     )
     raise UnsupportedModelError(
-        f"{stage.title(index)} returns a {type(strange).__name__}, must return one tensor; {remedy}"
+        f"{stage.title(index)} returns {type_with_article(strange)}, must return one tensor; "
+        f"{remedy}"
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
 from chainstay.runtime.capture.trials.world import world_kept
@@ -45,7 +45,7 @@ class Host:
         for leaf in tree_leaves((self.call.args, self.call.kwargs)):
             if isinstance(leaf, Iterator):
                 raise UnsupportedModelError(
-                    f"an argument of {self.call.name} is a {type(leaf).__name__}, "
+                    f"an argument of {self.call.name} is {type_with_article(leaf)}, "
                     "which can be gone through once only, while a call is tried several times to "
                     "plan it; pass a list"
                 )

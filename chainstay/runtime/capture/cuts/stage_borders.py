@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.crossings import find_crossings, forbidden_places
 from chainstay.runtime.capture.cuts.cut import cut_again
@@ -57,7 +57,7 @@ def observed_stages(found: UnplannedGraphError, titles: Sequence[str]) -> Observ
         (output,) = node.args
         if not isinstance(output, fx.Node):
             raise UnsupportedModelError(
-                f"stage {index} ({title}) returns a {type(output).__name__}, must return one "
+                f"stage {index} ({title}) returns {type_with_article(output)}, must return one "
                 "tensor; pack several into one, or join it with the stage behind it"
             )
     inputs = [

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
@@ -208,7 +208,7 @@ class Around:
             return root
         if self.loss is not None:
             raise UnsupportedModelError(
-                f"the loss returns a {type(root).__name__}, must return one real number; reduce "
+                f"the loss returns {type_with_article(root)}, must return one real number; reduce "
                 "it with .mean() or .sum()"
             )
         leaves = (leaf for leaf in output_leaves(output) if isinstance(leaf, torch.Tensor))
