@@ -28,8 +28,9 @@ MARKS: Final = {
 ABSENT: Final = (
     "Rockmate cannot run: of its two releases on PyPI, 2.0.0 needs rkgb 2.0.0, whose archive there "
     "lacks rkgb's own subpackages (`rkgb.core`, `rkgb.lowlevel`), and 1.0.1 imports gurobipy, a "
-    "commercial solver. rotor, the program of the paper, is not on PyPI; its recursion is "
-    "chainstay's `DP()`, which other benchmarks and the tests look at."
+    "commercial solver; the sources of both in its repository run on the device `cuda` only. "
+    "rotor, the program of the paper, is not on PyPI; its recursion is chainstay's `DP()`, which "
+    "other benchmarks and the tests look at."
 )
 
 

@@ -146,9 +146,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             False is none, or `recompute`, `offload`, `link` and `host_budget` do not go together.
 
     Complexity:
-        A few seconds of tracing, and about 20 steps of plain training, of which options of
-            stages take 4 to 10; with a link, seconds more for plans that do both (some 10 s for
-            70 stages).
+        Some seconds, or 15 to 80 steps of plain training where these take longer: the more, the
+            fewer stages repeat each other (``benchmarks/results/fit_time.md``); with a link,
+            seconds more for plans that do both (some 10 s for 70 stages).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -58,7 +58,7 @@ def test_a_chain_of_the_loss_alone(settings: MIP | CPSAT) -> None:
 
 def test_wrong_calls_are_refused() -> None:
     other: Any = OffloadProfile.from_chain(CHAIN)
-    with pytest.raises(InvalidProfileError, match="is an OffloadProfile, must be a ChainProfile; o"):
+    with pytest.raises(InvalidProfileError, match="is an OffloadProfile, must be a ChainProfile; "):
         solve_hybrid(other, 16, link=LINK)
     with pytest.raises(UnknownMethodError, match="where data may move, DP takes slots only"):
         solve_hybrid(CHAIN, 16, link=LINK, method=DP(persistence="weak"))
