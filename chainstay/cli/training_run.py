@@ -40,10 +40,10 @@ class RunResult:
     planned_plain: tuple[int, Time]
     measured_peak: int
     measured_time: int
-    plain: tuple[int, int] | None = None
-    differences: tuple[str, ...] | None = None
-    is_plain_steady: bool = True
-    reason_not_compared: str = ""
+    plain: tuple[int, int] | None
+    differences: tuple[str, ...] | None
+    is_plain_steady: bool
+    reason_not_compared: str
 
     @property
     def is_within_budget(self) -> bool:

@@ -38,9 +38,9 @@ class MeasuredGraph:
     costs: Measurement
     shapes: str
     family: Hashable
-    is_scaled: bool = False
+    is_scaled: bool
     output: OutputSample | None = None
-    loss: ChainStage | None = None
+    loss: ChainStage | None
     attempt: JoinAttempt | None = None
 
     @property

@@ -14,7 +14,7 @@ from chainstay.formulations.settings import Limits
 
 
 def cpsat_model(
-    program: IntegerProgram, start: frozenset[Key] | None = None
+    program: IntegerProgram, start: frozenset[Key] | None
 ) -> tuple[ortools_backend.Model, dict[Key, ortools_backend.Literal]]:
     """Return the program for CP-SAT, and its variables and abbreviations.
 

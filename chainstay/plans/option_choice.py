@@ -22,8 +22,8 @@ class OptionChoice:
 
     stage: int
     option: int
-    replayed: tuple[int, ...] = ()
-    redrawn: tuple[int, ...] = ()
+    replayed: tuple[int, ...]
+    redrawn: tuple[int, ...]
 
     @classmethod
     def from_fields(cls, document: Fields) -> Self:

@@ -34,7 +34,7 @@ class Cut:
     """
 
     by: str
-    granularity: str | int = "fine"
+    granularity: str | int
 
 
 CUTS: Final = ("graph", "blocks", "join")

@@ -62,7 +62,7 @@ class MethodResult:
     required: int | None = None
 
 
-def disagreement(one: MethodResult, other: MethodResult, unit: str = "bytes") -> str:
+def disagreement(one: MethodResult, other: MethodResult, unit: str) -> str:
     """Return why `other` must be wrong given what `one` shows; empty if both may be right.
 
     Args:

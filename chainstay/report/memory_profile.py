@@ -143,7 +143,7 @@ def _offload_level(machine: OffloadMachine) -> MemoryLevel:
 
 
 def hybrid_levels(
-    problem: HybridProblem, schedule: Schedule, overheads: Sequence[int] | None = None
+    problem: HybridProblem, schedule: Schedule, overheads: Sequence[int] | None
 ) -> tuple[MemoryLevel, ...]:
     """Return the levels of a schedule with recomputation and transfers, as the simulator runs it.
 

@@ -64,7 +64,7 @@ class WholeTransferSearch:
 
     problem: HybridProblem
     ops: tuple[Op, ...]
-    tries: int = 300
+    tries: int
     overheads: Sequence[int] | None = None
     can_run: Callable[[Schedule], bool] = lambda _: True
     profile_of: Callable[[Schedule], ChainProfile] | None = None

@@ -148,8 +148,8 @@ class Check:
     number: int
     problem: AnyProblem
     answers: tuple[Answer, ...]
-    reason: str = ""
-    between: tuple[MethodUnderTest, ...] = ()
+    reason: str
+    between: tuple[MethodUnderTest, ...]
 
     def counter_example(self, *, seed: int) -> str:
         """Return a JSON document of the contradiction."""

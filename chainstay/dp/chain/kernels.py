@@ -233,7 +233,7 @@ def _thinned(pool: Pool, size: int, width: int) -> tuple[Pool, int]:
 
 
 @kernel
-def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) -> ChainFrontPool:
+def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int) -> ChainFrontPool:
     """Return the fronts of all sub-chains within the limit.
 
     Last stages ascend; for each of them, first stages descend. With a `width`, breakpoints are left

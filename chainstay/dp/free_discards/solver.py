@@ -114,7 +114,7 @@ def solve_free_discards(
     )
 
 
-def free_discards_least_budget(profile: ChainProfile, rules: Discards = Discards.FREE) -> int:
+def free_discards_least_budget(profile: ChainProfile, rules: Discards) -> int:
     """Return the least budget, in bytes, in which `solve_free_discards` has a schedule.
 
     Complexity:

@@ -128,7 +128,7 @@ class _Chosen(NamedTuple):
     before: _Chosen | None
 
 
-def best_subset(problem: OffloadProblem, *, below: int | None = None) -> BestSubset | None:
+def best_subset(problem: OffloadProblem, *, below: int | None) -> BestSubset | None:
     """Return the best whole activations to move, exactly; ``None`` if nothing beats `below`.
 
     Args:

@@ -83,7 +83,7 @@ def claim(
     settings: SolverSettings,
     *,
     known: HybridClaim | None = None,
-    least: Time = 0,
+    least: Time,
 ) -> HybridClaim:
     """Return the fastest schedule that CP-SAT finds, and what it proves.
 

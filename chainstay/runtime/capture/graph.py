@@ -77,7 +77,7 @@ class CapturedGraph:
     inputs: tuple[GraphInput, ...]
     modules: Mapping[str, nn.Module]
     constants: tuple[torch.Tensor, ...]
-    borders: tuple[StageBorder, ...] = ()
+    borders: tuple[StageBorder, ...]
 
     @property
     def output(self) -> tuple[object, ...]:

@@ -66,7 +66,7 @@ class Observation:
     saved: frozenset[Storage]
     written: frozenset[Storage]
     draws_random: bool
-    fills_saved: bool = False
+    fills_saved: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

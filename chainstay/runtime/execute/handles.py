@@ -205,7 +205,7 @@ class Kept:
     prepare: Callable[[], None]
     handles: Handles
     source: Source
-    policy: OffloadPolicy | None = None
+    policy: OffloadPolicy | None
 
     def __call__(self, tensor: torch.Tensor) -> object:
         """A handle if the tensor lies in the input, or may go away; others stay."""

@@ -140,9 +140,9 @@ class ExecutionPlan:
     backward: tuple[int, ...]
     before_backward: tuple[tuple[Step, ...], ...]
     released: frozenset[int]
-    kept: frozenset[int] = frozenset()
-    closing: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)
-    is_plain_order: bool = True
+    kept: frozenset[int]
+    closing: Mapping[int, tuple[Action, ...]]
+    is_plain_order: bool
 
 
 Spans = Mapping[tuple[int, int], int]

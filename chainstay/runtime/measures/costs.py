@@ -33,7 +33,7 @@ from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime, TimedStage, stage_times, time_chain
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
-from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.measures.progress import Progress
 from chainstay.runtime.measures.shared_bytes import LeafUses, TiedGradients, autocast_copies_bytes
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.assumed_loss import AssumedLoss
@@ -73,7 +73,7 @@ class Subject:
     shared: Sequence[Any]
     counted: State
     device: torch.device
-    progress: Progress = unseen
+    progress: Progress
     blocks: tuple[tuple[int, int], ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
     hands_out: bool = False

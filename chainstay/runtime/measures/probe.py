@@ -56,10 +56,10 @@ class StageMemory:
     left_bytes: int
     output_gradients: Gradients
     input_gradients: Gradients
-    leaf_gradients: tuple[LeafGradient, ...] = ()
-    summed_bytes: int | None = None
-    forward_operator: str = ""
-    backward_operator: str = ""
+    leaf_gradients: tuple[LeafGradient, ...]
+    summed_bytes: int | None
+    forward_operator: str
+    backward_operator: str
 
 
 @dataclass(slots=True)

@@ -203,7 +203,7 @@ class OptionPack:
 
     run: OptionRun | None
     stage: int
-    policy: OffloadPolicy | None = None
+    policy: OffloadPolicy | None
 
     def __call__(self, tensor: torch.Tensor) -> object:
         """Return a handle for what is dropped; the rest stays, or goes to the host."""

@@ -82,7 +82,7 @@ class StagedChain(StagedGraph):
         return (replace(own, stages=self.chain.stages),)
 
     def planned(
-        self, solution: Solution, profile: ChainProfile, transfers: PlannedTransfers | None = None
+        self, solution: Solution, profile: ChainProfile, transfers: PlannedTransfers | None
     ) -> PlannedGraph:
         """The graph by the schedule of `solution`.
 

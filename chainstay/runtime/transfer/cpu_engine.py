@@ -104,7 +104,7 @@ class CopyingEngine:
 
     def __init__(
         self,
-        link: Link = DOUBLE_LINK,
+        link: Link,
         *,
         host_budget: int | None = None,
         poison: bool = False,

@@ -157,7 +157,7 @@ class HybridMachine(EventMachine):
         """Items that computations issued next can read, now or later."""
         return self.stored - self.released
 
-    def run(self, schedule: Schedule, overheads: Sequence[int] | None = None) -> TransferReplay:
+    def run(self, schedule: Schedule, overheads: Sequence[int] | None) -> TransferReplay:
         """Issue all operations, and return what happened; errors are `simulate_hybrid`'s."""
         released, forgotten = last_uses(schedule), last_transfers(schedule)
 

@@ -44,7 +44,7 @@ class BlockGraph:
 
     key: Hashable
     chain: GraphChain
-    is_compiled: bool = False
+    is_compiled: bool
 
     def retained(self, shared: Sequence[Any]) -> tuple[Any, ...]:
         """Return the shared values to keep for a repetition: the state is not among them."""

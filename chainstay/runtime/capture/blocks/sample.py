@@ -223,8 +223,8 @@ class _Sampler:
 
     graphs: BlockGraphs
     names: Mapping[nn.Module, str]
-    sharded: bool = False
-    written: frozenset[nn.Parameter] = frozenset()  # parameters that the model changes
+    sharded: bool
+    written: frozenset[nn.Parameter]  # parameters that the model changes
     unfit: dict[str, str] = field(default_factory=dict)
     closed: set[str] = field(
         default_factory=set

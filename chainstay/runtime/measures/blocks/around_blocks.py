@@ -65,7 +65,7 @@ class Phase:
     level: int
     peak: int
     nanoseconds: int
-    gradient_bytes: int = 0
+    gradient_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,8 +123,8 @@ def measure_blocks(
     around: Around,
     *,
     repeats: int,
-    progress: bool = True,
-    cache: str | os.PathLike[str] | None = None,
+    progress: bool,
+    cache: str | os.PathLike[str] | None,
     wants_options: Callable[[MeasuredBlocks], bool] = lambda _: False,
 ) -> MeasuredBlocks:
     """Measure time and memory of a step with the blocks of a model.
