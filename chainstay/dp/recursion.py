@@ -44,7 +44,6 @@ from typing import Final, NamedTuple, Self, TypeVar
 import numpy as np
 
 from chainstay.dp.forward_costs import Array, ForwardCosts, costs_by_kind, environments_before
-from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule, forwards_dropping_inputs
 
@@ -201,21 +200,6 @@ class Recursion:
         elapsed = self.costs(t).elapsed
         time: Array = elapsed[s + 1 : t + 1] - elapsed[s]
         return time
-
-
-def require_no_skips(profile: ChainProfile, setting: str) -> None:
-    """Refuse a profile with skips to a program that cannot take them.
-
-    Raises:
-        InvalidProfileError: Always, if there are skips; the text says which `setting` is exact
-            without them only.
-    """
-    if profile.skips:
-        raise InvalidProfileError(
-            f"this chain has {len(profile.skips)} skips, and DP({setting}) is exact only where "
-            "what an activation adds to memory does not depend on what else is kept. Use DP(), "
-            "which takes skips, or leave them out of the profile to count each one in full."
-        )
 
 
 def assemble(

@@ -13,7 +13,12 @@ import numpy as np
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
 
-_INFINITE: Final = 2**62
+INFINITE: Final = 2**61
+"""Bytes that a front without breakpoints begins at; the sum of two still fits in int64."""
+_NO_BREAKPOINT: Final = 2**62
+"""Bytes of the breakpoint behind a step function's last one: beyond all, shifted or not."""
+FIRST_CAPACITY: Final = 1024
+"""Breakpoints that pools and buffers have room for at first."""
 _MOST_MISSES: Final = 8
 """Breakpoints of a sum in a row without a gain, after which the next gain is searched for."""
 
@@ -113,9 +118,9 @@ def new_buffer(size: int) -> Buffer:
 
 
 @kernel
-def new_pool(size: int) -> Pool:
+def new_pool() -> Pool:
     """Return a pool with one breakpoint: where nothing is left to do, 0 ns from 0 bytes on."""
-    memory, overhead = new_buffer(size)
+    memory, overhead = new_buffer(FIRST_CAPACITY)
     memory[0], overhead[0] = 0, 0
     return Pool(memory, overhead, 1)
 
@@ -173,8 +178,8 @@ def _first_gain(lowest: StepFunction, total: StepSum, window: Window) -> int:
             leap >>= 1
             continue
         leap = 2 * leap + 1
-        after_i = one.memory[far_i + 1] + one.shift if far_i < last_i else _INFINITE
-        after_j = other.memory[far_j + 1] + other.shift if far_j < last_j else _INFINITE
+        after_i = one.memory[far_i + 1] + one.shift if far_i < last_i else _NO_BREAKPOINT
+        after_j = other.memory[far_j + 1] + other.shift if far_j < last_j else _NO_BREAKPOINT
         here = min(after_i, after_j)
         if here > stop:
             break
@@ -237,8 +242,8 @@ def _write_minimum(lowest: StepFunction, total: StepSum, window: Window, target:
             if value < window.ceiling and (size == 0 or value < target[1][size - 1]):
                 size = _append(target, size, here, value)
                 misses = 0
-            after_i = one.memory[i + 1] + one.shift if i < one.last else _INFINITE
-            after_j = other.memory[j + 1] + other.shift if j < other.last else _INFINITE
+            after_i = one.memory[i + 1] + one.shift if i < one.last else _NO_BREAKPOINT
+            after_j = other.memory[j + 1] + other.shift if j < other.last else _NO_BREAKPOINT
             here = min(after_i, after_j)
             if after_i == here:
                 i += 1
@@ -327,7 +332,7 @@ def _memory_until(steps: StepFunction, overhead: int) -> int:
             high = middle
         else:
             low = middle + 1
-    return steps.memory[low] + steps.shift - 1 if low <= steps.last else _INFINITE
+    return steps.memory[low] + steps.shift - 1 if low <= steps.last else _NO_BREAKPOINT
 
 
 @kernel

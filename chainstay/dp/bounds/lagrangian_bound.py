@@ -74,13 +74,12 @@ class LagrangianBound:
         # All memory at the usual price is worth less than all forwards: no sum below loses
         # more to rounding than `PruningLimit` covers.
         if has_options(by_kind):
-            self.slack = SLACK_WITH_OPTIONS
+            self.slack, finer = SLACK_WITH_OPTIONS, _FINER_WITH_OPTIONS
             usual = option_multiplier(by_kind, memory) / ROOT_MULTIPLIER
         else:
-            saved = int(again.saved.sum())
+            saved, finer = int(again.saved.sum()), 1
             usual = max(1, self.rerun_time) / max(1, memory, saved) / ROOT_MULTIPLIER
         best = maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE)
-        finer = _FINER_WITH_OPTIONS if has_options(by_kind) else 1
         self.step, count = best / finer, (MULTIPLIER_COUNT - 1) * finer + 1
         relaxed_chain = relaxed(self.step, count)
         after = _after(first.elapsed, relaxed_chain)
@@ -231,6 +230,15 @@ def _before(elapsed: Array, relaxed: _RelaxedChain) -> _Floats:
 
 
 @kernel
+def shared_multiplier(lines: _Floats, later: _Floats, i: int) -> float:
+    """Return a bound with multiplier i split into that of the whole less that of the later part."""
+    best = -np.inf
+    for j in range(len(lines) - i):
+        best = max(best, lines[i + j] + later[j])
+    return float(best)
+
+
+@kernel
 def _outside(
     times: tuple[Array, Array], relaxed: _RelaxedChain, before: _Floats, restarted: _Floats
 ) -> _Floats:
@@ -249,10 +257,7 @@ def _outside(
             first_rerun = float(first_elapsed[t + 1] - first_elapsed[s])
             _keep_stages_before((s, t), relaxed.again, cost, keep)
             for i in range(count):
-                best = -np.inf
-                for j in range(count - i):
-                    best = max(best, cost[s, n - 1, i + j] + restarted[t + 1, j])
-                best += first_rerun
+                best = first_rerun + shared_multiplier(cost[s, n - 1], restarted[t + 1], i)
                 if s > 0:
                     time = float(elapsed[s] - elapsed[s - 1])
                     passing[t, i] = min(passing[t, i], cost[s - 1, t, i]) + time

@@ -14,6 +14,7 @@ out to have very many breakpoints. Without numba, numpy solves them all.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -159,11 +160,8 @@ class ChainFronts:
         """Return the optimal decision for stages s..t with m bytes."""
         first, again = self._by_kind
         chain = first if t == self.recursion.stages - 1 else again
-        if self._compiled:
+        with nullcontext() if self._compiled else jit.interpreted():
             decision = int(choose(chain, self._pool, s, t, m))
-        else:
-            with jit.interpreted():
-                decision = int(choose(chain, self._pool, s, t, m))
         if decision == NO_DECISION:
             raise AssertionError(f"no decision reaches O({s}, {t}, {m})")
         return decision

@@ -31,6 +31,8 @@ from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, NO_DECISION
 from chainstay.dp.step_functions import (
+    FIRST_CAPACITY,
+    INFINITE,
     Cutoff,
     Pool,
     RunningMinimum,
@@ -45,8 +47,6 @@ from chainstay.dp.step_functions import (
 
 __all__ = ["choose", "choose_all", "fill_by_loops"]
 
-_FIRST_CAPACITY: Final = 1024
-_INFINITE: Final = 2**61
 _LONG: Final = 16
 """Breakpoints from which on making a bucketed envelope is worth its time."""
 _CROWD: Final = 16
@@ -57,7 +57,7 @@ class FrontEnds(NamedTuple):
     """The least that fronts cost: in bytes, in ns, and in both at a price of memory.
 
     Attributes:
-        least: Shape (n, n), at [s, t]: the first memory, in bytes; `_INFINITE` without breakpoints.
+        least: Shape (n, n), at [s, t]: the first memory, in bytes; `INFINITE` without breakpoints.
         best: Shape (n, n), at [s, t]: the last overhead, in ns.
         stored_least: Shape (n,), at [k]: bytes of k..t and, at least, of a restart at k
             together, for the t that is being computed.
@@ -242,14 +242,14 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int) -> Cha
     n = len(by_kind.first.start) - 1
     priced_at = root_multiplier(limit)
     price = priced_at * limit.step
-    pool = new_pool(_FIRST_CAPACITY)
-    here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
+    pool = new_pool()
+    here, spare = new_buffer(FIRST_CAPACITY), new_buffer(FIRST_CAPACITY)
     first, last = np.zeros((n + 1, n), dtype=np.int64), np.full((n + 1, n), -1, dtype=np.int64)
-    least, best = np.full((n, n), _INFINITE, dtype=np.int64), np.zeros((n, n), dtype=np.int64)
+    least, best = np.full((n, n), INFINITE, dtype=np.int64), np.zeros((n, n), dtype=np.int64)
     for t in range(n):
         chain = by_kind.first if t == n - 1 else by_kind.again
         sweep, options = split_arrays(chain)
-        stored_least = np.full(n, _INFINITE, dtype=np.int64)
+        stored_least = np.full(n, INFINITE, dtype=np.int64)
         priced = np.full(n + 1, np.inf)
         priced[t + 1] = 0
         ends = FrontEnds(least, best, stored_least, np.zeros(n, dtype=np.int64), price, priced)

@@ -7,16 +7,13 @@ tells the exact program which sub-chains it need not look at.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from chainstay.dp.chain.recursion_arrays import ArraysByKind, recursion_arrays
 from chainstay.dp.forward_costs import Array, ForwardCosts
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, Recursion
-
-_INFINITE: Final = 2**61
+from chainstay.dp.step_functions import INFINITE
 
 
 class LeastMemory:
@@ -115,7 +112,7 @@ class _KeptStages:
         end = costs.end[options]
         after = from_start[end, np.maximum(last - end, -1)]
         need = np.maximum(costs.keep_floor[options, last], after + costs.saved[options])
-        need[end > last + 1] = _INFINITE
+        need[end > last + 1] = INFINITE
         least: Array = need.min(axis=0)
         return least
 
@@ -139,7 +136,7 @@ def _least_by_loops(by_kind: ArraysByKind) -> Array:
     for t in range(n):
         chain = by_kind.first if t == n - 1 else by_kind.again
         for s in range(t, -1, -1):
-            best = _INFINITE
+            best = INFINITE
             for o in range(chain.start[s], chain.start[s + 1]):
                 end = chain.end[o]
                 if end <= t:

@@ -15,6 +15,8 @@ from chainstay.dp.forward_costs import Array
 from chainstay.dp.free_discards.sizes import HELD, STAYS, Sizes, SizesByKind
 from chainstay.dp.jit import kernel
 from chainstay.dp.step_functions import (
+    FIRST_CAPACITY,
+    INFINITE,
     Buffer,
     Cutoff,
     RunningMinimum,
@@ -32,9 +34,6 @@ __all__ = ["NO_DECISION", "RECORD", "FreeDiscardsFrontPool", "FreeDiscardsState"
 RECORD: Final = -1
 """The decision to record stage s now; any other is the stage at which a restart's sweep ends."""
 NO_DECISION: Final = -2
-
-_INFINITE: Final = 2**61
-_FIRST_CAPACITY: Final = 1024
 
 
 class FreeDiscardsState(NamedTuple):
@@ -59,7 +58,7 @@ class FreeDiscardsFrontPool(NamedTuple):
         first: Shape (most options + 1, nodes, n), at [held, node, end]: index of a front's first
             breakpoint.
         size: Shape (most options + 1, nodes, n): how many breakpoints it has.
-        least: Shape (most options + 1, nodes, n): bytes of its first, `_INFINITE` without
+        least: Shape (most options + 1, nodes, n): bytes of its first, `INFINITE` without
             breakpoints.
         best: Shape (most options + 1, nodes, n): ns of its last.
     """
@@ -285,16 +284,16 @@ def fill(
     n, nodes = len(sizes.node), len(sizes.freed)
     shape = (np.diff(sizes.start).max() + 1, nodes, n)
     first, count = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    least, best = np.full(shape, _INFINITE, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    pool = new_pool(_FIRST_CAPACITY)
-    here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
+    least, best = np.full(shape, INFINITE, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    pool = new_pool()
+    here, spare = new_buffer(FIRST_CAPACITY), new_buffer(FIRST_CAPACITY)
     for end in range(n):
         for held in range(sizes.start[end + 1] - sizes.start[end], -1, -1):
             if held and sizes.outlives[sizes.start[end] + held - 1] != HELD:
                 continue
             sizes = by_kind.again if held or end < n - 1 else by_kind.first
             record, restart = _split(sizes)
-            column = np.full(nodes, _INFINITE, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
+            column = np.full(nodes, INFINITE, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
             for s in range(end, -1, -1):
                 besides = _besides(restart, FreeDiscardsState(s, s, end, held), s + 1)
                 dropping = sizes.first_node[s + 1] - sizes.first_node[s]

@@ -22,6 +22,8 @@ from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, NO_DECISION
 from chainstay.dp.step_functions import (
+    FIRST_CAPACITY,
+    INFINITE,
     Buffer,
     Cutoff,
     Pool,
@@ -42,11 +44,8 @@ from chainstay.dp.weak.moving_checkpoint import MovingFronts, front_of, merge_po
 
 __all__ = ["MOVE", "WeakFrontPool", "WeakState", "choose_weak", "fill_weak"]
 
-_INFINITE: Final = 2**61
 MOVE: Final = -(2**31)
 """The decision to run stage s and drop its input; none that keeps a stage is as low."""
-
-_FIRST_CAPACITY: Final = 1024
 
 
 class WeakFrontPool(NamedTuple):
@@ -60,7 +59,7 @@ class WeakFrontPool(NamedTuple):
         size: Shape (fronts,): how many breakpoints it has.
         origin: Shape (fronts,): the front of (s, t, l) is that of (origin, t, l), as the moving
             checkpoint has nothing better to do than to move on to there.
-        least: Shape (fronts,): bytes of the first breakpoint, `_INFINITE` without breakpoints.
+        least: Shape (fronts,): bytes of the first breakpoint, `INFINITE` without breakpoints.
         best: Shape (fronts,): ns of the last breakpoint.
     """
 
@@ -149,7 +148,7 @@ def _merge_positions(
 @kernel
 def _least_floor(options: OptionArrays, s: int, end: int) -> int:
     """Return the least bytes for keeping stage s under any option."""
-    floor = _INFINITE
+    floor = INFINITE
     for o in range(options.start[s], options.start[s + 1]):
         if options.end[o] <= end + 1:
             floor = min(floor, options.keep_floor[o, end])
@@ -276,9 +275,9 @@ def fill_weak(by_kind: ArraysByKind, limit: PruningLimit, bound: MoveBound) -> W
     count = row[n - 1, n - 1] + n
     first, sizes = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32)
     origin = np.zeros(count, dtype=np.int64)
-    least, best = np.full(count, _INFINITE, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    pool = new_pool(_FIRST_CAPACITY)
-    here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
+    least, best = np.full(count, INFINITE, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    pool = new_pool()
+    here, spare = new_buffer(FIRST_CAPACITY), new_buffer(FIRST_CAPACITY)
     rows = np.empty((n, 16), dtype=np.int64), np.empty((n, 16), dtype=np.int64)
     move_lines = np.zeros(limit.outside.shape[2])
     for end in range(n):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
-from chainstay.dp.chain.recursion_arrays import ArraysByKind
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-
-_INFINITE: Final = 2**61
+from chainstay.dp.step_functions import INFINITE
 
 
 @kernel
@@ -25,26 +22,33 @@ def front_numbers(n: int) -> Array:
 
 
 @kernel
+def _least_kept(chain: RecursionArrays, least: Array, row: Array, s: int, end: int) -> int:
+    """Return the least bytes for keeping stages from s on under any option, and then all others."""
+    best = INFINITE
+    for o in range(chain.start[s], chain.start[s + 1]):
+        k, need = chain.end[o], chain.keep_floor[o, end]
+        if k <= end:
+            need = max(need, least[row[k, k] + end] + chain.saved[o])
+        if k <= end + 1:
+            best = min(best, need)
+    return int(best)
+
+
+@kernel
 def least_weak_memory(by_kind: ArraysByKind) -> int:
     """Return the least bytes, besides its input, for a weakly persistent schedule of the chain."""
     n = len(by_kind.first.start) - 1
     row = front_numbers(n)
-    least = np.full(row[n - 1, n - 1] + n, _INFINITE, dtype=np.int64)
+    least = np.full(row[n - 1, n - 1] + n, INFINITE, dtype=np.int64)
     for end in range(n):
         chain = by_kind.first if end == n - 1 else by_kind.again
         gradient = chain.gradient[end + 1]
-        rest = np.full(n, _INFINITE, dtype=np.int64)
+        rest = np.full(n, INFINITE, dtype=np.int64)
         for s in range(end, -1, -1):
             first_step = gradient + chain.transit[s, s]
             for t in range(s, end + 1):
-                best = _INFINITE
                 if s == t:
-                    for o in range(chain.start[s], chain.start[s + 1]):
-                        k, need = chain.end[o], chain.keep_floor[o, end]
-                        if k <= end:
-                            need = max(need, least[row[k, k] + end] + chain.saved[o])
-                        if k <= end + 1:
-                            best = min(best, need)
+                    best = _least_kept(chain, least, row, s, end)
                 else:
                     after = least[row[s + 1, t] + end]
                     moved = after + chain.activation[s + 1] - chain.activation[s]

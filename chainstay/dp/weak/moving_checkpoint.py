@@ -7,15 +7,20 @@ falls, R is brought up to date.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-from chainstay.dp.step_functions import Buffer, StepFunction, Window, merge_shifted, new_buffer
-
-_INFINITE: Final = 2**61
+from chainstay.dp.step_functions import (
+    INFINITE,
+    Buffer,
+    StepFunction,
+    Window,
+    merge_shifted,
+    new_buffer,
+)
 
 
 class MovingFronts(NamedTuple):
@@ -42,9 +47,7 @@ def no_fronts(buffer: Buffer) -> MovingFronts:
     """Return fronts without breakpoints; `buffer` has room for some, one row for each front."""
     fronts = len(buffer[0])
     size, best = np.zeros(fronts, dtype=np.int64), np.zeros(fronts, dtype=np.int64)
-    return MovingFronts(
-        buffer[0], buffer[1], size, np.full(fronts, _INFINITE, dtype=np.int64), best
-    )
+    return MovingFronts(buffer[0], buffer[1], size, np.full(fronts, INFINITE, dtype=np.int64), best)
 
 
 @kernel
@@ -93,13 +96,13 @@ def merge_position(
     if count:
         nothing = StepFunction(above[0], above[1], 0, -1, 0)
         front = front_of(moving, index)
-        window = Window(moving.least[index], memory, _INFINITE)
+        window = Window(moving.least[index], memory, INFINITE)
         count = merge_shifted(nothing, front, 0, window, above)
     moved = StepFunction(above[0], above[1], 0, count - 1, 0)
-    count = merge_shifted(moved, here, 0, Window(0, memory, _INFINITE), spare)
+    count = merge_shifted(moved, here, 0, Window(0, memory, INFINITE), spare)
     moving.memory[index, :count] = spare[0][:count]
     moving.overhead[index, :count] = spare[1][:count]
     moving.size[index] = count
-    moving.least[index] = moving.memory[index, 0] if count else _INFINITE
+    moving.least[index] = moving.memory[index, 0] if count else INFINITE
     moving.best[index] = moving.overhead[index, count - 1] if count else 0
     return moving, spare

@@ -35,13 +35,12 @@ from chainstay.dp.recursion import (
     KEEP,
     NO_DECISION,
     Recursion,
-    require_no_skips,
     unfold,
 )
 from chainstay.dp.weak.kernels import MOVE, WeakState, choose_weak, fill_weak
 from chainstay.dp.weak.least_memory import least_weak_memory
 from chainstay.dp.weak.move_bound import move_bound
-from chainstay.errors import InfeasibleBudgetError
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.problems.exactness import is_complete, never_needs_a_rerun
 from chainstay.profiles import ChainProfile, require_no_environments
 from chainstay.schedule import Discards, Op, OpKind, Schedule, forwards_dropping_inputs
@@ -63,8 +62,7 @@ def solve_weak(profile: ChainProfile, budget: int) -> Claim:
     Complexity:
         O(n^4 p) time and O(n^3 p) memory for fronts of p breakpoints, before pruning.
     """
-    require_no_skips(profile, _SETTING)
-    require_no_environments(profile, f"DP({_SETTING})")
+    _require_supported(profile)
     recursion = Recursion.from_profile(profile)
     memory = min(budget - profile.input_bytes, recursion.keep_all_need)
     weak = _WeakProgram(recursion, memory)
@@ -92,10 +90,20 @@ def weak_least_budget(profile: ChainProfile) -> int:
     Complexity:
         O(n^4) time, O(n^3) memory.
     """
-    require_no_skips(profile, _SETTING)
-    require_no_environments(profile, f"DP({_SETTING})")
+    _require_supported(profile)
     by_kind = recursion_arrays(Recursion.from_profile(profile))
     return int(least_weak_memory(by_kind)) + profile.input_bytes
+
+
+def _require_supported(profile: ChainProfile) -> None:
+    """Refuse a chain with skips, or a stage with an environment."""
+    if profile.skips:
+        raise InvalidProfileError(
+            f"this chain has {len(profile.skips)} skips, and DP({_SETTING}) is exact only where "
+            "what an activation adds to memory does not depend on what else is kept. Use DP(), "
+            "which takes skips, or leave them out of the profile to count each one in full."
+        )
+    require_no_environments(profile, f"DP({_SETTING})")
 
 
 class _WeakProgram:

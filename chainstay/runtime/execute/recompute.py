@@ -224,13 +224,7 @@ class Run:
             given = changeable(state, state) if effects.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():
-                    run = self._option_run(step, shared)
-                    if run is not None:
-                        capture.stand_in = run.packed
-                        output = run.forward(given)
-                        run.close(given, capture.policy)
-                    else:
-                        output = self._run(step, given, shared)
+                    output = self._captured(step, given, shared, capture)
             except CapturedEverythingError:
                 return
         del held
@@ -239,6 +233,16 @@ class Run:
             made = None if self.transfers is None else self.transfers.made(step, state, output)
             self._store(self.plan.shape.output(step.stages[-1]), detached(output))
             del made
+
+    def _captured(self, step: Step, given: State, shared: Sequence[Any], capture: Capture) -> State:
+        """Run a step again, by its option if it has one, for what `capture` takes of it."""
+        run = self._option_run(step, shared)
+        if run is None:
+            return self._run(step, given, shared)
+        capture.stand_in = run.packed
+        output = run.forward(given)
+        run.close(given, capture.policy)
+        return output
 
     def _transfer(self, actions: tuple[Action, ...]) -> None:
         if actions and self.transfers is not None:
