@@ -41,8 +41,6 @@ from numpy.typing import NDArray
 
 from chainstay.profiles import ChainArrays, ChainProfile, Stage
 
-__all__ = ["ForwardCosts", "costs_by_kind"]
-
 Array = NDArray[np.int64]
 
 

@@ -29,8 +29,6 @@ from chainstay.runtime.stage.loss_stage import require_loss
 from chainstay.solution import Method
 from chainstay.solve import resolve_method
 
-__all__ = ["fit", "require_model", "settings_of", "unfit"]
-
 Module = TypeVar("Module", bound=nn.Module)
 
 

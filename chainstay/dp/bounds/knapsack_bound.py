@@ -19,17 +19,6 @@ from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
 from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays, has_options
 from chainstay.dp.forward_costs import Array
 
-__all__ = [
-    "KeepPrices",
-    "KeptCosts",
-    "KnapsackBound",
-    "best_multiplier",
-    "knapsack_multiplier",
-    "maximiser",
-    "option_multiplier",
-    "spared_time",
-]
-
 _Floats = NDArray[np.float64]
 
 _MULTIPLIER_RANGE: Final = 256.0

@@ -45,8 +45,6 @@ from chainstay.dp.step_functions import (
     value_at,
 )
 
-__all__ = ["choose", "choose_all", "fill_by_loops"]
-
 _LONG: Final = 16
 """Breakpoints from which on making a bucketed envelope is worth its time."""
 _CROWD: Final = 16

@@ -29,8 +29,6 @@ from chainstay.dp.step_functions import (
     value_at,
 )
 
-__all__ = ["NO_DECISION", "RECORD", "FreeDiscardsFrontPool", "FreeDiscardsState", "choose", "fill"]
-
 RECORD: Final = -1
 """The decision to record stage s now; any other is the stage at which a restart's sweep ends."""
 NO_DECISION: Final = -2

@@ -23,8 +23,6 @@ from chainstay.dp.forward_costs import Array
 from chainstay.dp.free_discards.sizes import HELD, RETURNED, STAYS, Sizes, SizesByKind
 from chainstay.dp.jit import kernel
 
-__all__ = ["FreeDiscardsBound"]
-
 _Floats = NDArray[np.float64]
 
 

@@ -29,16 +29,6 @@ from chainstay.dp.hybrid.slot_chain import (
 )
 from chainstay.dp.jit import kernel
 
-__all__ = [
-    "BoundGrid",
-    "BoundTables",
-    "Weights",
-    "fill_compute_costs",
-    "fill_cost_caps",
-    "fill_costs_so_far",
-    "fill_costs_to_go",
-]
-
 _Floats = NDArray[np.float64]
 
 

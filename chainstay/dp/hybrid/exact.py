@@ -28,8 +28,6 @@ from chainstay.profiles import ChainProfile, Link, Stage
 from chainstay.profiles.stage import undominated
 from chainstay.schedule import Item, Op, OpKind, forwards_dropping_inputs
 
-__all__ = ["Amounts", "ExactHybrid", "ExactPlan", "OptionAmounts"]
-
 _Recomputation: TypeAlias = tuple[int, tuple[Op, ...]]
 """The cost, in data units, and the operations of stages i..j."""
 

@@ -36,8 +36,6 @@ from chainstay.dp.hybrid.slot_chain import (
 )
 from chainstay.dp.jit import kernel
 
-__all__ = ["CompletionBounds", "Expansion", "SearchLimits", "extend", "search"]
-
 _Floats = NDArray[np.float64]
 
 _COMPARED = 200

@@ -26,8 +26,6 @@ from chainstay.dp.hybrid.slot_chain import (
 )
 from chainstay.dp.jit import kernel
 
-__all__ = ["RecomputeFronts", "best_plan", "fill_column", "recompute_cost"]
-
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int32]
 

@@ -12,17 +12,6 @@ from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
 from chainstay.dp.join.sizes import JoinCosts, JoinSizes
 
-__all__ = [
-    "NEVER",
-    "BranchParts",
-    "CostsByKind",
-    "Overheads",
-    "fill_least_memory",
-    "fill_overheads",
-    "fill_parts",
-    "need_up_to_the_join",
-]
-
 Overheads = NDArray[np.signedinteger]
 """Overheads in ns: int32 where that is enough, else int64."""
 

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from chainstay.dp.offload.subsets import TickCosts
 from chainstay.problems.offload import OffloadProblem
 
-__all__ = ["subsets_on_slots"]
-
 _Floats = NDArray[np.float64]
 _Indices = NDArray[np.intp]
 

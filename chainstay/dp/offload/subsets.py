@@ -40,8 +40,6 @@ from chainstay.dp.offload.fluid import byte_ticks
 from chainstay.errors import SolverLimitError
 from chainstay.problems.offload import OffloadProblem
 
-__all__ = ["BestSubset", "TickCosts", "best_subset", "final_wait"]
-
 MOST_STATES: Final = 400_000
 """The most states in all before the exact program gives up: about ten seconds and 200 MB."""
 

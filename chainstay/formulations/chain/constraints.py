@@ -13,8 +13,6 @@ from chainstay.formulations.integer_program import LinearExpression, Relation
 from chainstay.formulations.records import Record
 from chainstay.schedule import Discards
 
-__all__ = ["CONSTRAINTS", "Group"]
-
 Group: TypeAlias = Callable[[Phases], Iterable[Relation]]
 """A function that returns the rows of a group of constraints."""
 

@@ -16,8 +16,6 @@ from chainstay.formulations.integer_program import Relation, sum_of
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards
 
-__all__ = ["CUTS", "exact_cuts"]
-
 
 def one_form_per_forward(phases: Phases) -> Iterable[Relation]:
     """A stage runs forward at most once in a phase: ``Fa + Fc + Fn <= 1``.

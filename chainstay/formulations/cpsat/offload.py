@@ -39,8 +39,6 @@ from chainstay.solution import Family
 from chainstay.timetable import Time, Timetable, exact, sorted_by_start
 from chainstay.units import format_bytes
 
-__all__ = ["OffloadProgram", "build", "claim"]
-
 TimeSteps: TypeAlias = Any
 """A whole number of steps: a variable of CP-SAT, an expression, or a number."""
 

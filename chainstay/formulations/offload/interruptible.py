@@ -33,8 +33,6 @@ from chainstay.problems.offload import OffloadProblem
 from chainstay.schedule import Op, OpKind
 from chainstay.timetable import Move, Time, Timetable, exact
 
-__all__ = ["CONSTRAINTS", "InterruptibleFormulation", "build"]
-
 _DENOMINATORS: Final = range(1, 721)
 _ERROR: Final = 1e-5
 """Error of a reported value, times the denominator tried, with which it counts as its fraction."""

@@ -19,8 +19,6 @@ import torch
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.profiled_memory import MemoryTrace
 
-__all__ = ["Accelerator", "AllocatorBytes", "allocator_settings"]
-
 Result = TypeVar("Result")
 
 

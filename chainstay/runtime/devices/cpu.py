@@ -13,8 +13,6 @@ import torch
 
 from chainstay.runtime.devices.profiled_memory import MemoryTrace, trace_on_cpu
 
-__all__ = ["Cpu", "now", "unused_host_bytes"]
-
 Result = TypeVar("Result")
 
 _ANYWHERE: Final = nullcontext()

@@ -17,15 +17,6 @@ from chainstay.runtime.devices.accelerator import Accelerator
 from chainstay.runtime.devices.cpu import Cpu
 from chainstay.runtime.devices.profiled_memory import MemoryTrace
 
-__all__ = [
-    "Device",
-    "accelerator_at",
-    "accelerator_count",
-    "default_device",
-    "device_at",
-    "device_of",
-]
-
 Result = TypeVar("Result")
 
 

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from chainstay.runtime.devices.device import Device
 
-__all__ = ["run_timed"]
-
 Result = TypeVar("Result")
 
 

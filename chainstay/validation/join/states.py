@@ -9,8 +9,6 @@ from chainstay.profiles import HomogeneousJoin, JoinProfile, RunCost, StageOptio
 from chainstay.schedule import Op, OpKind
 from chainstay.validation.search import Transition
 
-__all__ = ["ByteTransitions", "JoinState", "JoinTransition", "JoinTransitions", "SlotTransitions"]
-
 _Items: TypeAlias = frozenset[tuple[int, int]]
 _NOT_YET: Final = 10**9
 
