@@ -84,7 +84,13 @@ class OpKind(StrEnum):
         """True if the operation moves data back to the device."""
         return self in _BACK
 
+    @property
+    def is_discard(self) -> bool:
+        """True if the operation lets data go."""
+        return self in _DISCARDS
 
+
+_DISCARDS: Final = frozenset({OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED})
 _FORWARDS: Final = frozenset(
     {OpKind.FORWARD_DROP, OpKind.FORWARD_KEEP_INPUT, OpKind.FORWARD_KEEP_ALL}
 )

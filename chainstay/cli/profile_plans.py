@@ -78,8 +78,8 @@ def plan_profile(
             others = _chain_strategies(profile, budget, options, link)
         case OffloadProfile():
             size = f"{len(profile)} stages to be offloaded"
-            whole = profile
-            others = iter([_offloading(lambda: whole, budget, options, link)])
+            whole, known = profile, require_link(link, options.solving)
+            others = iter([_offloading(lambda: whole, budget, options, known)])
         case _:
             if options.solving.offload:
                 raise CommandLineError(
@@ -113,14 +113,14 @@ def _chain_strategies(
     yield solve_strategy("recompute", lambda: solve_chain(profile, budget, method))
     if options.solving.offload:
         known = require_link(link, options.solving)
-        yield _offloading(lambda: OffloadProfile.from_chain(profile), budget, options, link)
+        yield _offloading(lambda: OffloadProfile.from_chain(profile), budget, options, known)
         yield solve_strategy("both", lambda: solve_hybrid(profile, budget, link=known))
 
 
 def _offloading(
-    movable: Callable[[], OffloadProfile], budget: int, options: PlanOptions, link: Link | None
+    movable: Callable[[], OffloadProfile], budget: int, options: PlanOptions, link: Link
 ) -> Strategy:
-    known, method = require_link(link, options.solving), transfer_method(options.solving)
+    method = transfer_method(options.solving)
     return solve_strategy(
-        "offload", lambda: solve_offload(movable(), budget, link=known, method=method)
+        "offload", lambda: solve_offload(movable(), budget, link=link, method=method)
     )

@@ -80,10 +80,10 @@ def measure_peak(workload: Workload) -> int:
     with _put_back(workload.model):
         step()
         trace = trace_memory(step, workload.target.device)
-    return trace.peak_bytes + input_bytes(workload)
+    return trace.peak_bytes + _input_bytes(workload)
 
 
-def input_bytes(workload: Workload) -> int:
+def _input_bytes(workload: Workload) -> int:
     """Return the bytes of all tensors that the model is called with."""
     given = tensors_in((workload.args, dict(workload.kwargs)))
     tensors = {id(tensor): tensor for tensor in given}

@@ -19,7 +19,6 @@
 =====================  =======================================================
 """
 
-from chainstay.fitting.budgets import Budget
 from chainstay.fitting.front import fit, unfit
 
-__all__ = ["Budget", "fit", "unfit"]
+__all__ = ["fit", "unfit"]

@@ -6,15 +6,15 @@ from chainstay.errors import InvalidBudgetError, InvalidProfileError, type_with_
 from chainstay.units import parse_bytes, whole_number
 
 
-def require_kind(profile: object, *kinds: type) -> None:
-    """Refuse a profile that is not of `kinds`.
+def require_kind(profile: object, *kinds: type, needed: str = "") -> None:
+    """Refuse a profile that is not of `kinds`; `needed` says what it must be, if not their names.
 
     Raises:
         InvalidProfileError: It is not.
     """
     if not isinstance(profile, kinds):
-        needed = " or ".join(kind.__name__ for kind in kinds)
-        raise InvalidProfileError(f"profile is {type_with_article(profile)}, must be a {needed}")
+        needed = needed or f"a {' or '.join(kind.__name__ for kind in kinds)}"
+        raise InvalidProfileError(f"profile is {type_with_article(profile)}, must be {needed}")
 
 
 def require_whole(budget: object) -> None:

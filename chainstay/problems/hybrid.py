@@ -41,7 +41,7 @@ class HybridProblem(TransferProblem):
                 "stages may be recomputed"
             )
         object.__setattr__(self, "transfers", Transfers(self.transfers))
-        require_single_stage_options(self.profile, "recomputing with offloading")
+        require_single_stage_options(self.profile)
         if self.profile.skips:
             raise InvalidProfileError(
                 f"this chain has {len(self.profile.skips)} skips, which transfers do not support; "

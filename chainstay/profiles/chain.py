@@ -289,8 +289,8 @@ def require_no_environments(profile: ChainProfile, what: str) -> None:
             )
 
 
-def require_single_stage_options(profile: ChainProfile, what: str) -> None:
-    """Refuse a chain with more than options of one stage that need its input, for `what`.
+def require_single_stage_options(profile: ChainProfile) -> None:
+    """Refuse, beside offloading, more than options of one stage that need its input.
 
     Raises:
         InvalidProfileError: There are costs by kind of run, options of several stages, or ones
@@ -308,8 +308,8 @@ def require_single_stage_options(profile: ChainProfile, what: str) -> None:
             refusal = "an environment"
         if refusal:
             raise InvalidProfileError(
-                f"stage {i} of this chain has {refusal}, which {what} does not take; use DP(), or "
-                "leave it out of the profile"
+                f"stage {i} of this chain has {refusal}, which recomputing with offloading does "
+                "not take; use DP(), or leave it out of the profile"
             )
 
 

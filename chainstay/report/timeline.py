@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from chainstay.errors import InvalidSolutionError
 from chainstay.problems import AnyProblem, HybridProblem, OffloadProblem, problem_of
@@ -28,8 +28,6 @@ from chainstay.validation.replay import replay
 
 _TimedOp: TypeAlias = tuple[Op, Time, Time]
 """An operation, its start and its end in ns."""
-
-_DISCARDS: Final = (OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,7 @@ def _activities(timed: Iterable[_TimedOp], lanes: Sequence[Lane]) -> Iterator[Ac
     last = sum(not lane.is_link for lane in lanes) - 1
     done: set[tuple[int | None, int]] = set()
     for op, start, end in timed:
-        if op.kind in _DISCARDS:
+        if op.kind.is_discard:
             continue
         lane = last if op.branch is None else op.branch
         if op.kind.is_transfer:

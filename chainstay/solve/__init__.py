@@ -7,6 +7,6 @@ Read `chain` first; `join`, `offload` and `hybrid` do the same for their problem
 
 from chainstay.solve.budgets import budget_bytes
 from chainstay.solve.chain import AutoChain, resolve_method, solve_chain
-from chainstay.solve.join import JoinMethod, solve_join
+from chainstay.solve.join import solve_join
 
-__all__ = ["AutoChain", "JoinMethod", "budget_bytes", "resolve_method", "solve_chain", "solve_join"]
+__all__ = ["AutoChain", "budget_bytes", "resolve_method", "solve_chain", "solve_join"]

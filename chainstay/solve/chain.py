@@ -17,12 +17,13 @@ from chainstay.errors import (
 )
 from chainstay.formulations import CPSAT, MIP
 from chainstay.problems import ChainProblem
+from chainstay.problems.arguments import require_kind
 from chainstay.problems.consistency import MethodResult, contradiction_error, require_consistent
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
 from chainstay.solve.budgets import Budget, budget_bytes
-from chainstay.solve.common import MEASURED_PROFILE, require_profile, resolve, timed_claim
+from chainstay.solve.common import MEASURED_PROFILE, resolve, timed_claim
 from chainstay.timetable import Time
 from chainstay.validation.certify import certify
 
@@ -63,7 +64,7 @@ def solve_chain(profile: ChainProfile, budget: Budget, method: Method | str = "a
         >>> solution.makespan, solution.peak_bytes, solution.is_optimal
         (14, 90, True)
     """
-    require_profile(profile, ChainProfile, MEASURED_PROFILE)
+    require_kind(profile, ChainProfile, needed=MEASURED_PROFILE)
     problem = ChainProblem(profile, budget_bytes(profile, budget))
     solver = resolve_method(method)
     name: str = getattr(solver, "__name__", str(solver))  # of a function, or of settings

@@ -6,7 +6,6 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import UnionType
 from typing import Final, TypeVar
 
 from chainstay.errors import (
@@ -74,16 +73,6 @@ def limited_link(link: object, host_budget: int | str | None) -> Link:
     if not isinstance(link, Link):
         raise InvalidProfileError(f"link is {link!r}, must be a Link, as in Link(bandwidth=16)")
     return link.within(None if host_budget is None else whole_bytes("host_budget", host_budget))
-
-
-def require_profile(profile: object, kinds: type | UnionType, needed: str) -> None:
-    """Refuse a profile that is not of `kinds`; `needed` says what it must be.
-
-    Raises:
-        InvalidProfileError: It is not.
-    """
-    if not isinstance(profile, kinds):
-        raise InvalidProfileError(f"profile is {type_with_article(profile)}, must be {needed}")
 
 
 def resolve(

@@ -10,6 +10,7 @@ from chainstay.dp import DP
 from chainstay.dp.hybrid import hybrid_bound
 from chainstay.errors import UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
+from chainstay.problems.arguments import require_kind
 from chainstay.problems.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Discards
@@ -18,7 +19,6 @@ from chainstay.solve.common import (
     MEASURED_PROFILE,
     claim_within_host_limit,
     limited_link,
-    require_profile,
     resolve,
 )
 from chainstay.solve.hybrid_auto import AutoHybrid
@@ -87,7 +87,7 @@ def solve_hybrid(  # noqa: PLR0913  # all by name
         >>> solution.makespan, solution.host_bytes
         (52, 10)
     """
-    require_profile(profile, ChainProfile, MEASURED_PROFILE)
+    require_kind(profile, ChainProfile, needed=MEASURED_PROFILE)
     limited = limited_link(link, host_budget)
     size = budget_bytes(profile, budget)
     problem = HybridProblem(profile, size, limited, cast("Transfers", transfers))

@@ -14,11 +14,12 @@ from chainstay.errors import UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.join.claims import claim_by_phases
 from chainstay.problems import JoinProblem
+from chainstay.problems.arguments import require_kind
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family, Solution
 from chainstay.solve.budgets import Budget, budget_bytes
-from chainstay.solve.common import require_profile, resolve, timed_claim
+from chainstay.solve.common import resolve, timed_claim
 from chainstay.validation.certify import certify
 from chainstay.validation.join.simulate import simulate_join
 
@@ -90,7 +91,7 @@ def solve_join(
         (74, 9, True)
     """
     needed = "a JoinProfile; chains on their own are for solve_chain"
-    require_profile(profile, HomogeneousJoin | JoinProfile, needed)
+    require_kind(profile, HomogeneousJoin, JoinProfile, needed=needed)
     flags = kept_gradients(profile, keep)
     size = budget_bytes(profile, budget)
     solver = resolve(method, _METHODS, example="DP(slots=500)", own=JoinMethod)

@@ -15,6 +15,7 @@ from chainstay.errors import BackendError, InvalidProfileError, SolverLimitError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.cpsat import offload as cpsat
 from chainstay.formulations.offload import claims as mip_claims
+from chainstay.problems.arguments import require_kind
 from chainstay.problems.offload import (
     OffloadClaim,
     OffloadMethod,
@@ -29,7 +30,6 @@ from chainstay.solve.common import (
     IntegerProgramMethod,
     claim_within_host_limit,
     limited_link,
-    require_profile,
     resolve,
 )
 from chainstay.solve.offload_heuristics import Heuristics
@@ -91,7 +91,7 @@ def solve_offload(  # noqa: PLR0913  # all by name
         ('Oa0 Fa0 Fa1 B1 Pa0 B0', 9, 8, True)
     """
     needed = "an OffloadProfile; of a chain, pass OffloadProfile.from_chain(chain)"
-    require_profile(profile, OffloadProfile, needed)
+    require_kind(profile, OffloadProfile, needed=needed)
     size = budget_bytes(profile, budget)
     limited = limited_link(link, host_budget)
     problem = OffloadProblem(profile, size, limited, cast("Transfers", transfers))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from chainstay.verify.chains import ChainSuite
-from chainstay.verify.cross_check import Answer, Check, MethodUnderTest, Suite, Tally
+from chainstay.verify.cross_check import Answer, Check, MethodUnderTest, Tally
 from chainstay.verify.hybrids import HybridSuite
 from chainstay.verify.joins import JoinSuite
 from chainstay.verify.offloads import OffloadSuite
@@ -23,7 +23,6 @@ __all__ = [
     "JoinSuite",
     "MethodUnderTest",
     "OffloadSuite",
-    "Suite",
     "Tally",
 ]
 

@@ -18,7 +18,7 @@ from chainstay.baselines.offload.activation_sets import (
     host_fitting_sets,
     vdnn_sets,
 )
-from chainstay.baselines.offload.tflms import tflms, tflms_plan
+from chainstay.baselines.offload.tflms import tflms
 from chainstay.problems.offload import OffloadProblem
 from chainstay.problems.ordered_no_wait import OrderedNoWait
 from chainstay.schedule import Schedule
@@ -31,7 +31,6 @@ __all__ = [
     "first_sets",
     "host_fitting_sets",
     "tflms",
-    "tflms_plan",
     "vdnn_sets",
 ]
 

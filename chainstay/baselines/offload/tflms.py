@@ -34,11 +34,11 @@ class _Event(NamedTuple):
 def tflms(ordered: OrderedNoWait) -> TimedSchedule | None:
     """Return the best plan of all settings that does not run out of memory."""
     counts, lookaheads = _spread(len(ordered.movable)), _spread(len(ordered.sizes))[1:]
-    plans = (tflms_plan(ordered, count, ahead) for count in counts for ahead in lookaheads)
+    plans = (_tflms_plan(ordered, count, ahead) for count in counts for ahead in lookaheads)
     return min(filter(None, plans), key=lambda plan: plan.makespan, default=None)
 
 
-def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TimedSchedule | None:
+def _tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TimedSchedule | None:
     """Move the first `count` activations, each back `ahead` computations before its backward.
 
     Returns:

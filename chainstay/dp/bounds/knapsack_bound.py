@@ -123,7 +123,7 @@ class KeepPrices:
 
 def option_multiplier(by_kind: ArraysByKind, memory: int) -> float:
     """Return the multiplier, in ns per byte, at which the knapsack of all options bounds best."""
-    chain = cheaper_kind(by_kind)
+    chain = _cheaper_kind(by_kind)
     prices = KeepPrices(chain, chain.saved, memory)
 
     def spared(multiplier: float) -> float:
@@ -148,7 +148,7 @@ def best_multiplier(spared: Callable[[float], float], time: int, memory: int) ->
     return maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE, steps=24)
 
 
-def cheaper_kind(by_kind: ArraysByKind) -> RecursionArrays:
+def _cheaper_kind(by_kind: ArraysByKind) -> RecursionArrays:
     """Return arrays in which every time and size is the smaller one of both kinds of forwards.
 
     What is possible in the chain is possible with them, and costs no more.
@@ -220,7 +220,7 @@ class KnapsackBound:
     slack: float = 0.005
 
     def __init__(self, by_kind: ArraysByKind, memory: int, least: Array) -> None:
-        chain = cheaper_kind(by_kind)
+        chain = _cheaper_kind(by_kind)
         elapsed = chain.elapsed
         self.memory, self.least = memory, least
         self.rerun_time = max(int(arrays.elapsed[-1]) for arrays in by_kind)

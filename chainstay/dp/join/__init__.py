@@ -7,6 +7,6 @@ for joins of any size.
 
 from chainstay.dp.join.lower_bound import waterfilling_bound
 from chainstay.dp.join.method import claim_join, least_join
-from chainstay.dp.join.slots import JoinCurve, join_curve
+from chainstay.dp.join.slots import join_curve
 
-__all__ = ["JoinCurve", "claim_join", "join_curve", "least_join", "waterfilling_bound"]
+__all__ = ["claim_join", "join_curve", "least_join", "waterfilling_bound"]

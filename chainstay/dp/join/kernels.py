@@ -116,7 +116,7 @@ relax = kernel(relax_by_loop, uncompiled=relax_by_slices)
 
 
 @kernel
-def locate(sizes: JoinSizes, state: int, positions: Array) -> tuple[int, int, bool]:
+def _locate(sizes: JoinSizes, state: int, positions: Array) -> tuple[int, int, bool]:
     """Write the positions of a state to `positions`.
 
     Returns:
@@ -258,7 +258,7 @@ def fill_overheads(
         if p == values.shape[0]:  # the tail has not been cut: nothing ahead has run
             costs, ahead = by_kind.first, by_kind.ahead_first
         for state in range(values.shape[1] - 1, -1, -1):
-            stored, held, are_done = locate(sizes, state, positions)
+            stored, held, are_done = _locate(sizes, state, positions)
             row, left = table[state], wide - stored
             if left <= 0:
                 continue
@@ -323,7 +323,7 @@ def fill_least_memory(
         gradient = sizes.tail_gradient[p]
         costs = by_kind.first if p == least.shape[0] else by_kind.again
         for state in range(least.shape[1] - 1, -1, -1):
-            stored, held, are_done = locate(sizes, state, positions)
+            stored, held, are_done = _locate(sizes, state, positions)
             best = tail_parts[0, p - 1] if are_done else NEVER
             for j in range(k):
                 place = positions[j]

@@ -156,7 +156,7 @@ class SlotProgram:
             self._alone = SlotProgram(tail, (False,))
         self._ahead = sum(np.indices(self._shape)) if self._tail else np.zeros(())
         self._running = sum(index > 0 for index in np.indices(self._shape)) if self._tail else 0
-        self._reversals = forwards_table(max((*self._lengths, self._tail, 1)), 2)
+        self._reversals = _forwards_table(max((*self._lengths, self._tail, 1)), 2)
 
     def extend(self, slots: int) -> None:
         """Fill the tables up to so many slots.
@@ -172,7 +172,7 @@ class SlotProgram:
                 "waterfilling_bound for a lower bound"
             )
         if len(self._reversals) <= slots:
-            self._reversals = forwards_table(self._reversals.shape[1] - 1, slots)
+            self._reversals = _forwards_table(self._reversals.shape[1] - 1, slots)
         if self._alone is not None:
             self._alone.extend(slots)
         while len(self._levels) <= slots:
@@ -207,7 +207,7 @@ class SlotProgram:
     def schedule(self, slots: int) -> Schedule:
         """Return an optimal schedule with so many slots, which must be enough."""
         self.extend(slots)
-        return self.solved(self._lengths, self._tail, 0, slots)
+        return self.solved(self._lengths, self._tail, slots)
 
     def _forwards(self, slots: int) -> int:
         """Return the least number of forwards with so many slots."""
@@ -285,9 +285,9 @@ class SlotProgram:
         """Return the least forwards of ``T_c(q)``; the tables of c slots must be filled."""
         return int(self._levels[c][self._tail, 0][q])
 
-    def solved(self, q: tuple[int, ...], p: int, d: int, c: int) -> Schedule:
-        """Return the schedule of an entry, found again by its value."""
-        return unfold((q, p, d, c), self._decided)
+    def solved(self, q: tuple[int, ...], p: int, c: int) -> Schedule:
+        """Return the schedule of ``T_c(q)`` with p tail steps, found again by its value."""
+        return unfold((q, p, 0, c), self._decided)
 
     def _decided(self, entry: _Entry) -> Iterator[Op | _Entry]:
         """Yield what an entry consists of, in order."""
@@ -333,11 +333,11 @@ class SlotProgram:
             yield Op(OpKind.TURN)
             return
         assert self._alone is not None, "only tails end with a chain"
-        for op in self._alone.solved((steps,), 0, 0, slots):
+        for op in self._alone.solved((steps,), 0, slots):
             yield op if op.kind is OpKind.TURN else Op(op.kind, op.stage)
 
 
-def forwards_table(steps: int, slots: int) -> Counts:
+def _forwards_table(steps: int, slots: int) -> Counts:
     """Return `least_reversal_forwards` for all arguments up to these.
 
     With c > 2 slots, the r-th repeat is needed ``binom(c - 3 + r, r)`` times.

@@ -158,7 +158,7 @@ def best_subset(problem: OffloadProblem, *, below: int | None) -> BestSubset | N
             )
     best: BestSubset | None = None
     for state in states:
-        idle = state.idle + final_wait(problem, costs, state.kept, state.leaving, state.returning)
+        idle = state.idle + _final_wait(problem, costs, state.kept, state.leaving, state.returning)
         if (best is None or idle < best.idle) and (below is None or idle < below):
             best = BestSubset(frozenset(_unlinked(state.chosen)), idle)
     return best
@@ -233,7 +233,7 @@ def _unlinked(chosen: _Chosen | None) -> Iterator[int]:
         chosen = chosen.before
 
 
-def final_wait(
+def _final_wait(
     problem: OffloadProblem, costs: TickCosts, kept: int, leaving: int, returning: int
 ) -> int:
     """Return ``ε_G``: idle ticks between the last forward and the first backward, (9) and (10).

@@ -143,7 +143,7 @@ def build(
         with the cuts.
 
     Raises:
-        ValueError: Unknown `discards`.
+        UnknownMethodError: There are no such `discards`.
         InvalidProfileError: A stage has an environment, and there are discards.
     """
     if discards != Discards.TABLE1:  # a stage of a dropped record would be saved with all of it

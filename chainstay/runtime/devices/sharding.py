@@ -92,7 +92,7 @@ def _has_parts(module: nn.Module) -> bool:
     waiting = [module]
     while waiting:
         present = waiting.pop()
-        if any(is_part(parameter) for parameter in present.parameters(recurse=False)):
+        if any(_is_part(parameter) for parameter in present.parameters(recurse=False)):
             return True
         waiting += (child for child in present.children() if not _is_fsdp(child))
     return False
@@ -110,7 +110,7 @@ def gathered(model: nn.Module, value: Any) -> list[Any]:
     return values
 
 
-def is_part(tensor: torch.Tensor) -> bool:
+def _is_part(tensor: torch.Tensor) -> bool:
     """Whether other processes have the rest of it."""
     if not distributed.is_available():
         return False
@@ -121,7 +121,7 @@ def is_part(tensor: torch.Tensor) -> bool:
 
 def _meshes(module: nn.Module) -> list[Any]:
     """Device meshes of its parameters, each once, in the order of the parameters."""
-    parts: Any = (parameter for parameter in module.parameters() if is_part(parameter))
+    parts: Any = (parameter for parameter in module.parameters() if _is_part(parameter))
     return list(dict.fromkeys(parameter.device_mesh for parameter in parts))
 
 

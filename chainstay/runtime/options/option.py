@@ -96,7 +96,7 @@ def stage_options(
     A stage that `is_large` takes long to run: only one of its options is steady. The last option
     keeps the fewest bytes. Call it inside `measuring`: the stage is run once or more.
     """
-    corners = list(steady_selections(graph))[-1 if is_large else 0 :]
+    corners = list(_steady_selections(graph))[-1 if is_large else 0 :]
     steady = {(choice.replayed, choice.redrawn): choice for choice in corners}
     front = thinned(selections_of(graph), most + 1)
     others = (choice for choice in front if (choice.replayed, choice.redrawn) not in steady)
@@ -139,7 +139,7 @@ def selections_of(graph: StageGraph) -> list[Selection]:
     return front
 
 
-def steady_selections(graph: StageGraph) -> Iterator[Selection]:
+def _steady_selections(graph: StageGraph) -> Iterator[Selection]:
     """Yield corners of the front's convex hull, as if all operators took the same time.
 
     They are found whatever times are measured. The last keeps the fewest bytes.

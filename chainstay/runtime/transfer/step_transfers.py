@@ -92,7 +92,7 @@ class StepTransfers:
             if address in passed:
                 if storage is not None:  # it belongs to several states from now on
                     storage.stays = True
-            elif storage is None and of_item is not None and is_movable(tensor, self.engine):
+            elif storage is None and of_item is not None and _is_movable(tensor, self.engine):
                 storage = self.new_storage(step.stage, tensor, of_item)
             if storage is not None:
                 held.append(storage)
@@ -198,7 +198,7 @@ class OffloadHook:
 
     def stand_in(self, tensor: torch.Tensor) -> OffloadedTensor | None:
         """Return the stand-in for the tensor, or ``None`` if it does not move."""
-        if not is_movable(tensor, self.transfers.engine):
+        if not _is_movable(tensor, self.transfers.engine):
             return None
         address = address_of(tensor)
         storage = self.transfers.storage_at(address)
@@ -211,7 +211,7 @@ class OffloadHook:
         return torch.autograd.graph.saved_tensors_hooks(self, unpack)
 
 
-def is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
+def _is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
     """Whether it is plain memory on the device; parameters and tensors of other types are not."""
     return (
         type(tensor) is torch.Tensor

@@ -1,4 +1,8 @@
-"""The items that operations read, make and free, and the last uses of copies that move."""
+"""The items that operations read, make and free, and the last uses of copies that move.
+
+They are stated here a second time, beside `Op.reads`, `Op.makes` and `Op.frees`, which solvers use:
+the referee of their schedules does not believe them.
+"""
 
 from __future__ import annotations
 

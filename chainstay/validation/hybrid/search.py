@@ -26,7 +26,6 @@ LARGEST_HYBRID: Final = 4
 """Stages of the longest chain accepted."""
 
 _Key: TypeAlias = tuple[object, ...]
-_DISCARDS: Final = (OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED)
 
 
 def hybrid_optimum(profile: ChainProfile, *, budget: int, link: Link) -> Optimum | None:
@@ -134,9 +133,9 @@ def _droppable(ops: tuple[Op, ...]) -> set[Item]:
         return set()
     if last.kind.is_offload:
         return {last.item}
-    if last.kind not in _DISCARDS:
+    if not last.kind.is_discard:
         return _touched(last)
-    while before and before[-1].kind in _DISCARDS:
+    while before and before[-1].kind.is_discard:
         before.pop()
     if not before or before[-1].kind.is_transfer:
         return set()

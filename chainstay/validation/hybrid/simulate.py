@@ -134,7 +134,7 @@ class HybridMachine(EventMachine):
                 f"this chain has {len(profile.skips)} skips, which transfers do not support; "
                 "extract the model with granularity='blocks' or a smaller number of stages"
             )
-        require_single_stage_options(profile, "recomputing with offloading")
+        require_single_stage_options(profile)
         self.options = self.options or tuple(stage.all_options for stage in profile.stages)
         self.gradient = len(profile)
         self.memory = self.peak = profile.input_bytes + profile.gradient_bytes(len(profile))

@@ -41,7 +41,7 @@ def simulate_timetable(
             it is there or after it is needed, or a part of an activation where only whole
             ones move.
     """
-    require_fluid(link, Transfers(transfers))
+    _require_fluid(link, Transfers(transfers))
     ends = _ends(profile, timetable)
     _require_one_at_a_time(timetable.moves, link)
     for j in sorted({move.op.stage for move in timetable.moves}):
@@ -53,7 +53,7 @@ def simulate_timetable(
     )
 
 
-def require_fluid(link: Link, transfers: Transfers) -> None:
+def _require_fluid(link: Link, transfers: Transfers) -> None:
     """Refuse links and models in which bytes do not flow one by one.
 
     Raises:

@@ -48,7 +48,7 @@ class Value:
     is_external: bool
 
 
-def distinct_bytes(values: Iterable[Value]) -> int:
+def _distinct_bytes(values: Iterable[Value]) -> int:
     """Return the bytes of the storages of `values`, each counted once, external ones left out."""
     return sum(
         {value.storage: value.storage_bytes for value in values if not value.is_external}.values()
@@ -183,7 +183,7 @@ class GraphChain(GraphStages):
 
     def boundary_bytes(self, cut: int) -> int:
         """Return the bytes of state `cut` kept alone; what model and caller hold is left out."""
-        return distinct_bytes(self.boundaries[cut])
+        return _distinct_bytes(self.boundaries[cut])
 
     def table(self) -> Table:
         """Return the stages for people, to be printed by rich."""
@@ -192,7 +192,7 @@ class GraphChain(GraphStages):
                 stage.name,
                 str(stage.operators),
                 f"{stage.elements:,}",
-                f"{len(state)} of {format_bytes(distinct_bytes(state))}",
+                f"{len(state)} of {format_bytes(_distinct_bytes(state))}",
                 format_bytes(stage.saved_bytes),
             )
             for stage, state in zip(self.stages, self.boundaries[1:], strict=True)

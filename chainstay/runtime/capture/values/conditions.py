@@ -146,7 +146,7 @@ _NEVER_CAST: Final = frozenset(
 """Operators whose numbers have one type under autocast, too: those that make masks and lengths."""
 
 
-def question(node: fx.Node, aspect: Aspect) -> Condition | None:
+def _question(node: fx.Node, aspect: Aspect) -> Condition | None:
     """Return what asks the present inquiry's tensors for the value of a node.
 
     Returns:
@@ -174,8 +174,8 @@ def question(node: fx.Node, aspect: Aspect) -> Condition | None:
 
 
 def looked_up(node: fx.Node, aspect: Aspect) -> Any:
-    """Return the value of a node, of which an aspect is asked for; ``None`` as `question`."""
-    condition = question(node, aspect)
+    """Return the value of a node, of which an aspect is asked for; ``None`` as `_question`."""
+    condition = _question(node, aspect)
     if condition is None:
         return None
     with unset_fake_temporarily():
