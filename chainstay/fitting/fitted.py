@@ -216,19 +216,17 @@ class Fitted:
                     if self.settings.by in ("graph", "export"):
                         raise
                     reason, refusal = str(found), found
-            with _unnoticed(call.model):
-                try:
+            try:
+                with _unnoticed(call.model):
                     blocks = self._blocks or blocks_for(self.planner, call, reason)
                     kind = blocks.plan_for(call)
-                except SampleFailsError:
+            except UnsupportedModelError as other:
+                if refusal is None or isinstance(other, SampleFailsError):
                     raise
-                except UnsupportedModelError as other:
-                    if refusal is None:
-                        raise
-                    raise UnsupportedModelError(
-                        f"{self._name} cannot be planned: {refusal} (as one graph). Nor can its "
-                        f"blocks be stages: {other} (by blocks)"
-                    ) from refusal
+                raise UnsupportedModelError(
+                    f"{self._name} cannot be planned: {refusal} (as one graph). Nor can its "
+                    f"blocks be stages: {other} (by blocks)"
+                ) from refusal
             self._blocks, self._capture = blocks, None
         if kind.planned is None and not is_real:
             raise self._nothing_to_plan()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -123,18 +124,13 @@ def observe_options(
                 is_large = count > 1 and saved * _LARGE > everything
                 options = _options(place, count, kept_time, most, is_large=is_large)
                 options = [option for option in options if option.saved_bytes < saved]
-                probes = [
-                    StageProbe(
-                        stage=ChainStage(option.code.graph.stage.name, (OptionPart(option),)),
-                        shared=subject.shared,
-                        leaves=tuple(leaves.values()),
-                        output_gradients=gradients,
-                        drops=False,
-                        uses=uses if is_whole else None,
-                    )
-                    for option in options
-                ]
-                known[key] = list(zip(options, _traced(probes, place), strict=True))
+                new_probe = partial(
+                    StageProbe,
+                    leaves=tuple(leaves.values()),
+                    output_gradients=gradients,
+                    uses=uses if is_whole else None,
+                )
+                known[key] = _with_memory(options, place, new_probe)
             for option, memory in known[key]:
                 if not option.selection.drops and memory.kept_bytes >= saved:
                     continue  # no less than these stages save one by one
@@ -353,11 +349,18 @@ def _is_apart(observed: Sequence[ObservedStage]) -> bool:
     )
 
 
-def _traced(probes: Sequence[StageProbe], place: _StagePosition) -> list[StageMemory]:
-    """Return the memory of stages that are probed with one input, traced in one session."""
-    if not probes:
+def _with_memory(
+    options: Sequence[Option], place: _StagePosition, new_probe: Callable[..., StageProbe]
+) -> list[tuple[Option, StageMemory]]:
+    """Return options of the stages at `place` with their memory, traced in one session.
+
+    `new_probe` takes a stage, what it shares with others, and whether it also runs dropping all.
+    """
+    if not options:
         return []
-    device = place.subject.device
+    shared, device = place.subject.shared, place.subject.device
+    stages = (ChainStage(option.code.graph.stage.name, (OptionPart(option),)) for option in options)
+    probes = [new_probe(stage=stage, shared=shared, drops=False) for stage in stages]
     phases = chain.from_iterable(probe.phases(place.state, device) for probe in probes)
     traces = iter(trace_phases(phases, device))
-    return [probe.memory(traces) for probe in probes]
+    return [(option, probe.memory(traces)) for option, probe in zip(options, probes, strict=True)]
