@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,10 @@ class Registry:
     def __init__(self) -> None:
         self.calls = 0
         self.losses: list[torch.Tensor] = []
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * (1 + self.calls / 100)
 
 
 REGISTRY = Registry()
@@ -283,20 +289,7 @@ def a_warning(_: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _closure() -> Keep:
-    calls = 0
-
-    def a_number_in_a_closure(_: Any, x: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        WATCHED_CLOSURE[0] = calls
-        return x * (1 + calls / 100)
-
-    return a_number_in_a_closure
-
-
-WATCHED_CLOSURE = [0]
-WORLD = (LOG, FEATURES, EMA, RNG, NUMPY_RNG, REGISTRY, WATCHED_CLOSURE)
+WORLD = (LOG, FEATURES, EMA, RNG, NUMPY_RNG, REGISTRY)
 
 
 @pytest.fixture(autouse=True)
@@ -316,7 +309,6 @@ def _reset() -> None:
     NUMPY_RNG.bit_generator.state = np.random.default_rng(4).bit_generator.state
     REGISTRY.calls = 0
     REGISTRY.losses.clear()
-    WATCHED_CLOSURE[0] = 0
 
 
 def _picture(model: nn.Module) -> dict[str, object]:
@@ -348,6 +340,165 @@ def test_after_fit(name: str, by: StageSource) -> None:
             loss_of(SAMPLE(model)).backward()
         pictures.append(picture(model, WORLD) | {"calls": CALLS, "class": type(model).calls})
     assert differences(*pictures) == []
+
+
+Own = Callable[[torch.Tensor], torch.Tensor]
+OWN: dict[str, Callable[[], Own]] = {}
+
+
+def own(make: Callable[[], Own]) -> Callable[[], Own]:
+    OWN[make.__name__.replace("_", " ")] = make
+    return make
+
+
+@own
+def a_list_in_its_closure() -> Own:
+    calls: list[int] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(calls))
+        return x * (1 + len(calls) / 100)
+
+    return keep
+
+
+@own
+def a_number_in_its_closure() -> Own:
+    calls = 0
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return x * (1 + calls / 100)
+
+    return keep
+
+
+@own
+def a_generator_in_its_closure() -> Own:
+    generator = torch.Generator().manual_seed(7)
+    return lambda x: x * torch.rand(x.shape, generator=generator)
+
+
+@own
+def a_batchnorm_in_its_closure() -> Own:
+    norm = nn.BatchNorm1d(16)
+    return lambda x: x + norm(x.detach()).mean() + norm.running_mean
+
+
+@own
+def a_default_argument() -> Own:
+    def keep(x: torch.Tensor, calls: list[int] = []) -> torch.Tensor:  # noqa: B006  # as users write it
+        calls.append(len(calls))
+        return x * (1 + len(calls) / 100)
+
+    return keep
+
+
+@own
+def a_keyword_argument() -> Own:
+    def keep(x: torch.Tensor, *, calls: dict[str, int] = {}) -> torch.Tensor:  # noqa: B006  # as users write it
+        calls["seen"] = calls.get("seen", 0) + 1
+        return x * (1 + calls["seen"] / 100)
+
+    return keep
+
+
+@own
+def an_attribute_of_its_own() -> Own:
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        vars(keep)["calls"] = vars(keep).get("calls", 0) + 1
+        return x * (1 + vars(keep)["calls"] / 100)
+
+    return keep
+
+
+@own
+def a_partial_of_one_with_a_closure() -> Own:
+    return partial(a_list_in_its_closure())
+
+
+@own
+def a_method_in_its_closure() -> Own:
+    scaled = Registry().scaled
+    return lambda x: scaled(x)  # noqa: PLW0108  # that it is in a closure is what matters
+
+
+@own
+def data_of_a_thread() -> Own:
+    local = threading.local()
+    local.calls = 0
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        local.calls += 1
+        return x * (1 + local.calls / 100)
+
+    return keep
+
+
+class Holding(Stack):
+    """Calls a function that it holds."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.own(torch.tanh(layer(x)))
+        return x
+
+
+@pytest.mark.parametrize("by", ["auto", "blocks"])
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_function_that_a_model_holds_keeps(name: str, by: StageSource) -> None:
+    losses = []
+    for is_fitted in (False, True):
+        seed(1)
+        model = Holding(OWN[name]())
+        if is_fitted:
+            chainstay.fit(
+                model, SAMPLE.args, budget=10**6, loss=loss_of, repeats=1, by=by, progress=False
+            )
+        losses.append([loss_of(SAMPLE(model)).item() for _ in range(3)])
+    assert losses[0] == losses[1]
+
+
+def _rising() -> Iterator[float]:
+    value = 1.0
+    while True:
+        value += 0.01
+        yield value
+
+
+class Drawing(Holding):
+    """Takes an item in each call."""
+
+    items: Iterator[float]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * next(self.items))
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("make", [_rising, lambda: itertools.count(1), lambda: iter(range(99))])
+def test_an_iterator_that_planning_uses_up_is_refused(
+    make: Callable[[], Iterator[float]],
+    is_held: bool,  # noqa: FBT001  # a case
+) -> None:
+    """A copy of the model has a copy of one that can be copied, which a Python generator cannot."""
+    items = make()
+    model = Holding(lambda x: x * next(items))
+    if is_held:
+        model = Drawing(lambda x: x)
+        model.items = items
+    if is_held and not isinstance(items, Generator):
+        chainstay.fit(model, SAMPLE.args, budget=10**6, loss=loss_of, repeats=1, progress=False)
+        assert next(items) in (0, 1)
+    else:
+        with pytest.raises(UnsupportedModelError, match="takes items from an iterator"):
+            chainstay.fit(model, SAMPLE.args, budget=10**6, loss=loss_of, repeats=1, progress=False)
+        assert "chainstay" not in vars(model)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")

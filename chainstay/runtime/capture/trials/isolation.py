@@ -16,7 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from types import CellType, FunctionType, MethodType
+from functools import partial
+from types import CellType, FunctionType, GeneratorType, MethodType
 from typing import Any, Final
 
 import torch
@@ -357,8 +358,8 @@ def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return sums_of_bytes(tensor)
 
 
-def functions_of(model: nn.Module) -> list[Callable[..., object]]:
-    """Return the functions that run when `model` is called: methods of its classes, and hooks."""
+def functions_of(model: nn.Module) -> list[object]:
+    """Return what runs when `model` is called: methods of its classes, hooks, own functions."""
     found: list[Any] = []
     for module in model.modules():
         for kind in type(module).__mro__:
@@ -371,7 +372,11 @@ def functions_of(model: nn.Module) -> list[Callable[..., object]]:
             if name.endswith("_hooks") and isinstance(hooks, dict)
             for hook in hooks.values()
         ]
-    return list(dict.fromkeys(found))
+        found += [value for value in vars(module).values() if isinstance(value, _RUN)]
+    return list({id(value): value for value in found}.values())
+
+
+_RUN: Final = (FunctionType, MethodType, partial, GeneratorType)
 
 
 def require_initialised(model: nn.Module) -> None:

@@ -1,8 +1,9 @@
 """Python objects outside of a model that its code may change, put back after a trial.
 
 From the functions that run, whatever they reach is looked after: globals that they name, cells
-of closures, attributes of classes, and what lies in these: containers, tensors, generators of
-random numbers, objects of the user's classes.
+of closures, default arguments, attributes of functions and classes, and what lies in these:
+containers, tensors, generators of random numbers, objects of the user's classes. The place of an
+iterator cannot be put back, so a trial that took items from one is refused.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import dis
 import random
 import sys
+import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from types import CellType, CodeType, FunctionType
+from operator import length_hint
+from types import CellType, CodeType, FunctionType, GeneratorType, MethodType
 from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.generators import OtherGenerators
 from chainstay.runtime.execute.environment import random_states, restore_random_states
 from chainstay.runtime.stage.states import is_equal
@@ -39,7 +43,11 @@ def random_numbers_kept(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def world_kept(functions: Sequence[object], device: torch.device) -> Iterator[None]:
-    """Run the user's Python inside; what it does outside of its model is undone at the end."""
+    """Run the user's Python inside; what it does outside of its model is undone at the end.
+
+    Raises:
+        UnsupportedModelError: It took items from an iterator, which stays where it is.
+    """
     found = _World()
     found.look_at(functions)
     dtype = torch.get_default_dtype()
@@ -51,6 +59,13 @@ def world_kept(functions: Sequence[object], device: torch.device) -> Iterator[No
                 restore()
             if torch.get_default_dtype() != dtype:
                 torch.set_default_dtype(dtype)
+    for iterator, place in found.places:
+        if not _is_same(_place_of(iterator), place):
+            raise UnsupportedModelError(
+                f"the forward takes items from an iterator ({type(iterator).__name__}) that lives "
+                "on between calls; planning, which runs the forward more than once, has used some "
+                "up and cannot put them back: keep a list and a position instead"
+            )
 
 
 @dataclass(slots=True)
@@ -58,6 +73,7 @@ class _World:
     """The objects that were found, and how to put them back."""
 
     restores: list[Callable[[], object]] = field(default_factory=list)
+    places: list[tuple[Iterator[object], list[object]]] = field(default_factory=list)
     seen: dict[int, object] = field(default_factory=dict)  # held: no identity is used twice
 
     def look_at(self, values: Iterable[object]) -> None:
@@ -68,7 +84,7 @@ class _World:
             if id(value) in self.seen or isinstance(value, _PLAIN):
                 continue
             self.seen[id(value)] = value
-            if isinstance(value, FunctionType):
+            if isinstance(value, (FunctionType, MethodType, partial)):
                 pending += [(part, depth) for part in self._function(value)]
             elif depth < _DEPTH:
                 pending += [(part, depth + 1) for part in self._parts_of(value)]
@@ -82,13 +98,27 @@ class _World:
             return self._module(value)
         if type(value) in _CONTAINERS or isinstance(value, tuple):
             return self._container(value)
+        if isinstance(value, Iterator):
+            self.places.append((value, _place_of(value)))
+            return ()
         return () if self._generator(value) else self._object(value)
 
-    def _function(self, function: FunctionType) -> Iterator[object]:
+    def _function(self, function: FunctionType | MethodType | partial[Any]) -> Iterable[object]:
+        if isinstance(function, partial):
+            return (function.func, *function.args, *function.keywords.values())
+        if isinstance(function, MethodType):
+            owner = function.__self__
+            return (function.__func__, None if isinstance(owner, torch.nn.Module) else owner)
+        return self._plain_function(function)
+
+    def _plain_function(self, function: FunctionType) -> Iterator[object]:
         yield getattr(function, "__wrapped__", None)
         for cell in function.__closure__ or ():
             yield from self._cell(cell)
         if _is_module_of_users(function.__module__):
+            yield from function.__defaults__ or ()
+            yield from (function.__kwdefaults__ or {}).values()
+            yield from self._dict(vars(function))
             own, names = function.__globals__, global_names(function.__code__)
             before = {name: own[name] for name in names if name in own}
             self.restores.append(partial(_restore_globals, own, names, before))
@@ -127,7 +157,7 @@ class _World:
 
     def _object(self, value: object) -> Iterable[object]:
         own = getattr(value, "__dict__", None)
-        is_users = _is_module_of_users(type(value).__module__)
+        is_users = _is_module_of_users(type(value).__module__) or type(value) is threading.local
         return self._dict(own) if is_users and isinstance(own, dict) else ()
 
     def _module(self, module: torch.nn.Module) -> Iterator[object]:
@@ -212,6 +242,14 @@ def _restore_globals(
             own.pop(name, None)
         elif own.get(name, _ABSENT) is not before[name]:
             own[name] = before[name]
+
+
+def _place_of(iterator: Iterator[object]) -> list[object]:
+    """Return what differs once an iterator has given an item, as far as it can be told."""
+    frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
+    if frame is not None:
+        return [sys.intern(str(frame.f_lasti)), *frame.f_locals.values()]
+    return [sys.intern(f"{iterator!r} {length_hint(iterator, -1)}")]
 
 
 def _is_same(one: Iterable[object], other: Iterable[object]) -> bool:
