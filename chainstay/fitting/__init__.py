@@ -4,6 +4,7 @@
 `front`                `fit` and `unfit`, and what they refuse
 `fitted`               a model's forward while it is fitted
 `waiting_calls`        several calls before a backward, of which people are told
+`repeated_traces`      calls that are traced one after the other, of which people are told
 `planner`              what plans there are, when one is made, and what people are told of it
 `solved_plans`         plans by measuring and solving
 `measured`             a model measured, before a plan is chosen

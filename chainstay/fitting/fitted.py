@@ -17,6 +17,7 @@ from chainstay.dp.jit import compilation_told
 from chainstay.errors import ChainstayError, PlanMismatchError, UnsupportedModelError
 from chainstay.fitting.blocks import BlockForward, blocks_for, blocks_needed, release_blocks
 from chainstay.fitting.planner import AnyPlanned, NotedPlan, PlanMaker, Planner, PlannerSettings
+from chainstay.fitting.repeated_traces import RepeatedTraces
 from chainstay.fitting.transformers_models import (
     caches_set,
     caching_configs,
@@ -79,7 +80,8 @@ class Fitted:
         self._forwards: tuple[tuple[type[nn.Module], Callable[..., Any]], ...] = ()
         self.settings = settings
         self.planner = Planner(self._name, settings, maker)
-        self.waiting = WaitingCalls(self._name, self.settings.say)
+        self.waiting = WaitingCalls(self._name, settings.say)
+        self.traces = RepeatedTraces(self._name, settings.say)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output."""
@@ -116,15 +118,22 @@ class Fitted:
         """Go by the plan for such a call; make one where there is none."""
         if self._capture is not None:
             try:
-                return self._capture.run(call.model, *call.args, **call.kwargs)
+                output = self._capture.run(call.model, *call.args, **call.kwargs)
             except NotRunError:
                 pass
+            else:
+                self.traces.stop()
+                return output
         if self._blocks is not None and (kind := self._blocks.known_kind(call)) is not None:
             return self._blocks(call, kind)
+        plans = len(self.plans)
         try:
-            return self._run_new(call, uncached=uncached)
+            output = self._run_new(call, uncached=uncached)
         except SampleFailsError as failure:
             cause = failure.__cause__ or failure
+        else:
+            self.traces.add(is_planned=len(self.plans) > plans)
+            return output
         with dropping():
             call()  # it fails after all that it draws and changes before, as in plain training
         raise cause

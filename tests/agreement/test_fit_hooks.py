@@ -21,6 +21,7 @@ from training_conditions import (
     pair,
     recomputes,
     require_equal,
+    shown,
     trained,
 )
 from zoo import loss_of
@@ -246,3 +247,46 @@ def test_hooks_that_count_on_a_parameter() -> None:
     assert [(layer.weight.calls, layer.weight.seen) for layer in layers] == [
         (1, [layer]) for layer in layers
     ]
+
+
+def test_a_global_hook_that_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """TorchDynamo traces each call again, as the number differs: that is told, once."""
+    calls: list[int] = []
+    counts = [0]
+
+    def count(*_: object) -> None:
+        counts[0] += 1
+
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)))
+    chainstay.fit(model, budget="80%", repeats=1)
+    hook = nn.modules.module.register_module_forward_hook(count)
+    try:
+        for _ in range(7):
+            model(torch.randn(8, 16)).mean().backward()
+            calls.append(counts[0])
+    finally:
+        hook.remove()
+    assert calls == [13 * number for number in range(1, 8)]
+    assert capsys.readouterr().err.count("the last 4 calls of Sequential were each traced") == 1
+
+
+def test_calls_that_are_traced_again_now_and_then_are_not_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Tagged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+            self.tag = ""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert self.tag in "abcdef"
+            output: torch.Tensor = self.layers(x)
+            return output
+
+    model = chainstay.fit(Tagged(), budget="100%", repeats=1)
+    for tag in "aabbccddeeff":
+        model.tag = tag
+        model(torch.randn(8, 16)).mean().backward()
+    assert len(shown(model).plans) == 1
+    assert "traced again" not in capsys.readouterr().err

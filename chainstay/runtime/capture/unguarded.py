@@ -10,6 +10,14 @@ from torch._guards import TracingContext
 from torch.nn.modules import module
 from torch.torch_version import TorchVersion
 
+GLOBAL_HOOKS: Final = (
+    module._global_forward_pre_hooks,  # noqa: SLF001  # no public way to see them
+    module._global_forward_hooks,  # noqa: SLF001  # likewise
+    module._global_backward_pre_hooks,  # noqa: SLF001  # likewise
+    module._global_backward_hooks,  # noqa: SLF001  # likewise
+)
+"""The tables of hooks on all modules, by number."""
+
 
 def environment() -> str:
     """Return the variables of the process's environment."""
@@ -28,13 +36,7 @@ def unguarded(args: tuple[Any, ...], *, traced_in: str | None) -> str:
         args: The arguments of a call.
         traced_in: The environment of the first trace that read any; ``None`` where none did.
     """
-    tables = (
-        module._global_forward_pre_hooks,  # noqa: SLF001  # no public way to see them
-        module._global_forward_hooks,  # noqa: SLF001  # likewise
-        module._global_backward_pre_hooks,  # noqa: SLF001  # likewise
-        module._global_backward_hooks,  # noqa: SLF001  # likewise
-    )
-    hooks = str([list(table) for table in tables]) if any(tables) else ""
+    hooks = str([list(table) for table in GLOBAL_HOOKS]) if any(GLOBAL_HOOKS) else ""
     present = traced_in if traced_in is None else environment()
     told = hooks if present == traced_in else f"{hooks} {present}"
     if not _IS_BLIND or not args or not isinstance(args[0], module.Module):

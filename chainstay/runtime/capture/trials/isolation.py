@@ -33,6 +33,7 @@ from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
     own_forward,
 )
+from chainstay.runtime.capture.unguarded import GLOBAL_HOOKS
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.stage.states import address_of, is_equal, sums_of_bytes
 
@@ -360,7 +361,7 @@ def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def functions_of(model: nn.Module) -> list[object]:
     """Return what runs when `model` is called: methods of its classes, hooks, own functions."""
-    found: list[Any] = []
+    found: list[Any] = [hook for table in GLOBAL_HOOKS for hook in table.values()]
     for module in model.modules():
         for kind in type(module).__mro__:
             if kind is nn.Module:
