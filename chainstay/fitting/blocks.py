@@ -31,6 +31,7 @@ from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
+from chainstay.runtime.devices.thread_value import ThreadValue
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.measures.blocks.around_blocks import UnreachedBlocksError
 from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks, peak_around
@@ -134,7 +135,7 @@ class BlockForward:
                 run.called.append(type(block).__qualname__)
                 return run_itself(block, args, kwargs)
 
-        with block_handler.set_to(handler):
+        with block_handler.set_to(handler), running.set_to(self):
             output = call()
         run.end()
         if run.others or run.changed or not run.called:
@@ -375,6 +376,10 @@ def blocks_needed(call: Call, by: StageSource) -> str:
             "use by='blocks'"
         )
     return reason or ("as asked for" if by == "blocks" else "")
+
+
+running: Final = ThreadValue[BlockForward | None](None)
+"""Whose model's own forward runs: where it calls the model, that is part of the same call."""
 
 
 def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:

@@ -15,7 +15,13 @@ from torch import nn
 
 from chainstay.dp.jit import compilation_told
 from chainstay.errors import ChainstayError, PlanMismatchError, UnsupportedModelError
-from chainstay.fitting.blocks import BlockForward, blocks_for, blocks_needed, release_blocks
+from chainstay.fitting.blocks import (
+    BlockForward,
+    blocks_for,
+    blocks_needed,
+    release_blocks,
+    running,
+)
 from chainstay.fitting.planner import AnyPlanned, NotedPlan, PlanMaker, Planner, PlannerSettings
 from chainstay.fitting.repeated_traces import RepeatedTraces
 from chainstay.fitting.transformers_models import (
@@ -89,7 +95,8 @@ class Fitted:
             kind.forward is not known for kind, known in self._forwards
         ):
             self._forget_graphs(model)
-        if not torch.is_grad_enabled() or _is_exporting():
+        is_own = self._blocks is not None and running.now is self._blocks  # it calls itself
+        if is_own or not torch.is_grad_enabled() or _is_exporting():
             return self._plain(model, *args, **kwargs)
         require_no_transform(self._name)
         call = Call(model, args, kwargs, self._plain)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
+from sgd_steps import peak_of_step
 from torch_release import IS_TORCH_2_6
 from training_conditions import (
     IN_PART,
@@ -25,6 +26,7 @@ from training_conditions import (
     pair,
     recomputes,
     require_plan,
+    shown,
     trained,
 )
 
@@ -277,3 +279,49 @@ def test_a_model_that_is_exported_or_traced_runs_plainly(by: Any) -> None:
     assert torch.equal(exported(*sample.args), expected)
     traced: Any = torch.jit.trace(planned, sample.args)
     assert torch.equal(traced(*sample.args), expected)
+
+
+class SelfCalling(nn.Module):
+    """With a dict it calls itself for the loss, as detectors of ultralytics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(4)
+        )
+
+    def forward(self, given: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
+        if isinstance(given, dict):
+            output: torch.Tensor = self(given["image"])
+            return (output - given["target"]).square().mean()
+        x = given
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_a_model_that_calls_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    plain = SelfCalling()
+    model = chainstay.fit(copy.deepcopy(plain), budget="70%", repeats=1)
+    batch = {"image": torch.randn(32, 16), "target": torch.randn(32, 16)}
+    for _ in range(3):
+        losses = [own(batch) for own in (plain, model)]
+        for loss in losses:
+            loss.backward()
+        assert torch.equal(*losses)
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+
+    def step() -> None:
+        model(batch).backward()
+
+    assert peak_of_step(model, step, batch) <= shown(model).solution.budget
+    assert len(shown(model).plans) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" for ")[0] for line in said] == [
+        "chainstay: planning",
+        "chainstay: planned",
+    ]
