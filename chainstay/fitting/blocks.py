@@ -274,7 +274,9 @@ class BlockForward:
         if self.planner.settings.by == "blocks" and not blocks.expanded:
             return ""
         reason = self._reason(blocks)
-        return f" Its blocks are the stages, not the operators of its graph{reason}."
+        return (
+            f" Its blocks, with what runs around them, are the stages, not its operators{reason}."
+        )
 
     def _reason(self, blocks: BlockChain) -> str:
         """Return why it goes by blocks, and why some of these are expanded."""
