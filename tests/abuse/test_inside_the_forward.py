@@ -202,7 +202,7 @@ def scripted_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 class Scripted(nn.Module):
-    """Has a part, or parts of its blocks, or a function, that torch.jit.script compiled."""
+    """Has a part, or parts of its blocks, or a function, that no graph can look into."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -213,6 +213,10 @@ class Scripted(nn.Module):
             layers = [torch.jit.script(layer) for layer in layers]
         self.layers = nn.ModuleList(layers)
         self.part = part if kind == "part" else nn.Linear(16, 16)
+        if kind == "traced part":
+            self.part = torch.jit.trace(self.part, batch(8, 16))
+        if kind == "hooked part":
+            self.part.register_full_backward_hook(lambda *_: None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -229,13 +233,15 @@ with warnings.catch_warnings():
 @pytest.mark.parametrize(
     ("kind", "by", "reason"),
     [
-        ("part", "graph", r"calls part, compiled by torch\.jit\.script, which no graph can"),
+        ("part", "graph", r"calls part, compiled by torch\.jit, which no graph can"),
+        ("traced part", "graph", r"calls part, compiled by torch\.jit, which no graph can"),
+        ("hooked part", "graph", r"a module has a backward hook .*, which no graph takes in"),
         (
             "blocks",
             "auto",
             r"calls layers\.0 and 3 more, .* be stages: .* layers\.0 and 3",
         ),
-        ("blocks", "blocks", r"layers\.0 and 3 more: torch\.jit\.script has compiled it"),
+        ("blocks", "blocks", r"layers\.0 and 3 more: torch\.jit has compiled it"),
         (
             "function",
             "graph",

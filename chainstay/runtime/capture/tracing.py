@@ -83,9 +83,13 @@ _REASONS: Final[Mapping[str, str]] = {
         "it reads a sparse tensor that no graph takes: one of rows or columns (CSR, CSC), which "
         "to_sparse_coo() changes, or one that is trained"
     ),
-    r"torch\.jit\.script|ScriptModule": (
-        "it calls {scripted}, compiled by torch.jit.script, which no graph can look into; put the "
-        "module that was scripted in its place"
+    r"torch\.jit\.script|ScriptModule|_CachedForward": (
+        "it calls {scripted}, compiled by torch.jit, which no graph can look into; put the module "
+        "that it was made of in its place"
+    ),
+    "(?i)module-level backwards hooks": (
+        "a module has a backward hook (register_full_backward_hook), which no graph takes in; a "
+        "hook on a tensor (register_hook) can be part of one"
     ),
     "pack_padded_sequence": (
         "it packs sequences (pack_padded_sequence), which no graph can; give the recurrent layer "

@@ -138,7 +138,7 @@ def called_modules(model: nn.Module) -> Mapping[nn.Module, str]:
 
 def compiled_blocks(model: nn.Module) -> dict[str, str]:
     """Return the reason why children of the model's containers cannot be stages, if compiled."""
-    scripted = "torch.jit.script has compiled it, so use the module that was scripted"
+    scripted = "torch.jit has compiled it, so use the module that it was made of"
     hidden = (
         "torch.compile has compiled it with the blocks inside as one; compile these one by one "
         "instead (block.compile())"
