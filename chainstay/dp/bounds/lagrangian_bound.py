@@ -230,15 +230,6 @@ def _before(elapsed: Array, relaxed: _RelaxedChain) -> _Floats:
 
 
 @kernel
-def shared_multiplier(lines: _Floats, later: _Floats, i: int) -> float:
-    """Return a bound with multiplier i split into that of the whole less that of the later part."""
-    best = -np.inf
-    for j in range(len(lines) - i):
-        best = max(best, lines[i + j] + later[j])
-    return float(best)
-
-
-@kernel
 def _outside(
     times: tuple[Array, Array], relaxed: _RelaxedChain, before: _Floats, restarted: _Floats
 ) -> _Floats:
@@ -257,7 +248,10 @@ def _outside(
             first_rerun = float(first_elapsed[t + 1] - first_elapsed[s])
             _keep_stages_before((s, t), relaxed.again, cost, keep)
             for i in range(count):
-                best = first_rerun + shared_multiplier(cost[s, n - 1], restarted[t + 1], i)
+                best = -np.inf
+                for j in range(count - i):
+                    best = max(best, cost[s, n - 1, i + j] + restarted[t + 1, j])
+                best += first_rerun
                 if s > 0:
                     time = float(elapsed[s] - elapsed[s - 1])
                     passing[t, i] = min(passing[t, i], cost[s - 1, t, i]) + time

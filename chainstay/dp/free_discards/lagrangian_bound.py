@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
 from chainstay.dp.bounds.knapsack_bound import best_multiplier, knapsack_multiplier, spared_time
-from chainstay.dp.bounds.lagrangian_bound import (
-    SLACK_WITH_OPTIONS,
-    LagrangianBound,
-    shared_multiplier,
-)
+from chainstay.dp.bounds.lagrangian_bound import SLACK_WITH_OPTIONS, LagrangianBound
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.free_discards.sizes import HELD, RETURNED, STAYS, Sizes, SizesByKind
 from chainstay.dp.jit import kernel
@@ -266,6 +262,15 @@ def _before(relaxed: _RelaxedSizes) -> Tables:
 
 
 @kernel
+def _shared(lines: _Floats, later: _Floats, i: int) -> float:
+    """Return a bound with multiplier i split into that of the whole less that of the later part."""
+    best = -np.inf
+    for j in range(len(lines) - i):
+        best = max(best, lines[i + j] + later[j])
+    return float(best)
+
+
+@kernel
 def _outside(relaxed: _RelaxedSizes, before: Tables, last_parts: _Floats) -> Tables:
     """Return the tables `FreeDiscardsBound.outside` and `FreeDiscardsBound.dropped`."""
     sizes, elapsed = relaxed.sizes, relaxed.elapsed
@@ -294,7 +299,7 @@ def _outside(relaxed: _RelaxedSizes, before: Tables, last_parts: _Floats) -> Tab
                 first_rerun = float(sizes.elapsed[t + 1 - held] - sizes.elapsed[s])
                 later = last_parts[held, t]
                 for i in range(count):
-                    best = first_rerun + shared_multiplier(kept[0, s, n - 1], later, i)
+                    best = first_rerun + _shared(kept[0, s, n - 1], later, i)
                     lower = np.inf
                     if s > 0:
                         last = relaxed.left[1, s - 1, i]
@@ -302,9 +307,7 @@ def _outside(relaxed: _RelaxedSizes, before: Tables, last_parts: _Floats) -> Tab
                         best = min(best, kept[held, s - 1, t, i] + flat)
                         best = min(best, dropped[held, s - 1, t, i] + last)
                         best = min(best, passing[held, t, i] + stored[s, i])
-                        lower = first_rerun + shared_multiplier(
-                            dropped[0, s, n - 1], later + stored[s], i
-                        )
+                        lower = first_rerun + _shared(dropped[0, s, n - 1], later + stored[s], i)
                         lower = min(lower, passing[held, t, i])
                     kept[held, s, t, i] = min(best, again[0, i] + rerun)
                     dropped[held, s, t, i] = min(lower, again[1, i] + rerun)
