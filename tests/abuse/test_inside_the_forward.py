@@ -334,7 +334,7 @@ def test_blocks_that_give_back_what_they_got(chance: float) -> None:
 def test_a_refused_budget_tells_why_stages_are_blocks() -> None:
     model = Conditioned()
     model.cond = {"shift": torch.zeros(16)}
-    with pytest.raises(chainstay.InfeasibleBudgetError, match=r"Its blocks are .*(\(item\)|value)"):
+    with pytest.raises(chainstay.InfeasibleBudgetError, match=r"Its blocks, .*(\(item\)|value)"):
         chainstay.fit(model, (X,), budget=1000, progress=False, repeats=1)
     with pytest.raises(chainstay.InfeasibleBudgetError, match=r"shrink the batch\.$"):
         chainstay.fit(model, (X,), budget=1000, progress=False, repeats=1, by="blocks")

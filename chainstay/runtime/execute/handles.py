@@ -309,8 +309,8 @@ def refuse_backward(packed: object) -> torch.Tensor:
 
 
 def hooks_set_aside() -> AbstractContextManager[object]:
-    """Inside, hooks on saved tensors that are on already are not called."""
-    if present_hooks() is None:
+    """Inside, hooks on saved tensors that are on already, or may be, are not called."""
+    if TELLS_HOOKS and present_hooks() is None:
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 

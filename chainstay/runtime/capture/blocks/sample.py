@@ -31,6 +31,7 @@ from chainstay.runtime.capture.blocks.calls import (
     choose_calls,
     compiled_blocks,
     follows,
+    present_checkpoint,
     record_calls,
     require_not_checkpointed,
 )
@@ -225,10 +226,9 @@ class _Sampler:
     names: Mapping[nn.Module, str]
     sharded: bool
     written: frozenset[nn.Parameter]  # parameters that the model changes
+    around: object = field(default_factory=present_checkpoint)  # the checkpoint around the model
     unfit: dict[str, str] = field(default_factory=dict)
-    closed: set[str] = field(
-        default_factory=set
-    )  # those of `unfit` whose inner modules are not tried
+    closed: set[str] = field(default_factory=set)  # of `unfit`: their inner modules are not tried
     pieces: list[_SampledCall] = field(default_factory=list)
     numbers: TensorNumbers = field(default_factory=TensorNumbers)
     autocasts: set[Autocast | None] = field(default_factory=set)
@@ -240,7 +240,7 @@ class _Sampler:
         if name is not None and name not in self.unfit:
             runner = partial(self._run, block)
             try:
-                require_not_checkpointed(None)
+                require_not_checkpointed(self.around)
                 require_uncompiled_inside(block)
                 return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
             except UnsupportedModelError as refusal:
