@@ -59,6 +59,7 @@ from chainstay.runtime.execute.handles import dropping, hooks_set_aside
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.repeatable import other_bits_accepted
 from chainstay.runtime.measures.measured import MEASURING
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.solution import Solution
 
 
@@ -133,14 +134,10 @@ class Fitted:
                 return output
         if self._blocks is not None and (kind := self._blocks.known_kind(call)) is not None:
             return self._blocks(call, kind)
-        plans = len(self.plans)
         try:
-            output = self._run_new(call, uncached=uncached)
+            return self._run_new(call, uncached=uncached)
         except SampleFailsError as failure:
             cause = failure.__cause__ or failure
-        else:
-            self.traces.add(is_planned=len(self.plans) > plans)
-            return output
         with dropping():
             call()  # it fails after all that it draws and changes before, as in plain training
         raise cause
@@ -265,6 +262,8 @@ class Fitted:
         def plan(found: UnplannedGraphError) -> CapturedForward:
             with _unnoticed(call.model):
                 planned = self.planner.plan_graph(found.forward, found.inputs, call)
+            if isinstance(planned, PlannedGraph) and planned is not self.latest.planned:
+                self.traces.add()
             self._latest = found.forward, found.forward.sizes(found.inputs)
             return planned
 

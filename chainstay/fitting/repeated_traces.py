@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 _MOST: Final = 4
-"""Traces in a row, without a new plan, that are told."""
+"""Traces in a row that are told."""
 
 
 class RepeatedTraces:
@@ -25,9 +25,9 @@ class RepeatedTraces:
         """Note a call that needed no trace."""
         self._count = 0
 
-    def add(self, *, is_planned: bool) -> None:
-        """Note a call that was traced, and tell if too many were; `is_planned` if it got a plan."""
-        self._count = 0 if is_planned else self._count + 1
+    def add(self) -> None:
+        """Note a call that was traced and goes by a known plan, and tell if too many were."""
+        self._count += 1
         if self._count == _MOST:
             self._say(
                 f"the last {_MOST} calls of {self._name} were each traced again, which may take "

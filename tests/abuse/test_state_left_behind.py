@@ -424,6 +424,26 @@ def a_method_in_its_closure() -> Own:
     return lambda x: scaled(x)  # noqa: PLW0108  # that it is in a closure is what matters
 
 
+class Rising:
+    """An iterator with its place in an attribute."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Rising:
+        return self
+
+    def __next__(self) -> int:
+        self.place += 1
+        return self.place
+
+
+@own
+def an_iterator_that_can_be_put_back() -> Own:
+    items = Rising()
+    return lambda x: x * (1 + next(items) / 100)
+
+
 @own
 def data_of_a_thread() -> Own:
     local = threading.local()

@@ -378,6 +378,7 @@ def functions_of(model: nn.Module) -> list[object]:
 
 
 _RUN: Final = (FunctionType, MethodType, partial, GeneratorType)
+"""Kinds of attributes that run, or go on running, in a forward."""
 
 
 def require_initialised(model: nn.Module) -> None:

@@ -59,8 +59,8 @@ def world_kept(functions: Sequence[object], device: torch.device) -> Iterator[No
                 restore()
             if torch.get_default_dtype() != dtype:
                 torch.set_default_dtype(dtype)
-    for iterator, place in found.places:
-        if not _is_same(_place_of(iterator), place):
+    for iterator, place, held in found.places:
+        if place != _place_of(iterator) or not _is_same(held, _held_by(iterator)):
             raise UnsupportedModelError(
                 f"the forward takes items from an iterator ({type(iterator).__name__}) that lives "
                 "on between calls; planning, which runs the forward more than once, has used some "
@@ -73,7 +73,7 @@ class _World:
     """The objects that were found, and how to put them back."""
 
     restores: list[Callable[[], object]] = field(default_factory=list)
-    places: list[tuple[Iterator[object], list[object]]] = field(default_factory=list)
+    places: list[tuple[Iterator[object], str, list[object]]] = field(default_factory=list)
     seen: dict[int, object] = field(default_factory=dict)  # held: no identity is used twice
 
     def look_at(self, values: Iterable[object]) -> None:
@@ -98,8 +98,8 @@ class _World:
             return self._module(value)
         if type(value) in _CONTAINERS or isinstance(value, tuple):
             return self._container(value)
-        if isinstance(value, Iterator):
-            self.places.append((value, _place_of(value)))
+        if isinstance(value, Iterator) and type(value).__module__ in _OF_ITERATORS:
+            self.places.append((value, _place_of(value), _held_by(value)))
             return ()
         return () if self._generator(value) else self._object(value)
 
@@ -224,6 +224,8 @@ _PLAIN: Final = (int, float, complex, str, bytes, type(None), torch.dtype, torch
 _CONTAINERS: Final = (dict, OrderedDict, defaultdict, list, deque, set)
 """Others may do anything when they are read."""
 
+_OF_ITERATORS: Final = ("builtins", "itertools")
+
 _ABSENT: Final = object()
 
 _DEPTH: Final = 4
@@ -244,12 +246,16 @@ def _restore_globals(
             own[name] = before[name]
 
 
-def _place_of(iterator: Iterator[object]) -> list[object]:
-    """Return what differs once an iterator has given an item, as far as it can be told."""
+def _place_of(iterator: Iterator[object]) -> str:
+    """Return where an iterator is, as far as it tells: some only tell that they are iterators."""
     frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
-    if frame is not None:
-        return [sys.intern(str(frame.f_lasti)), *frame.f_locals.values()]
-    return [sys.intern(f"{iterator!r} {length_hint(iterator, -1)}")]
+    return f"{iterator!r} {length_hint(iterator, -1)} {frame and frame.f_lasti}"
+
+
+def _held_by(iterator: Iterator[object]) -> list[object]:
+    """Return the local variables of a Python generator."""
+    frame = iterator.gi_frame if isinstance(iterator, GeneratorType) else None
+    return [] if frame is None else list(frame.f_locals.values())
 
 
 def _is_same(one: Iterable[object], other: Iterable[object]) -> bool:
