@@ -69,36 +69,36 @@ class _Output(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _output_console() -> Console:
+def output_console() -> Console:
     """Return the console for results: stdout."""
     return _Output(highlight=False, soft_wrap=False)
 
 
-def _error_console() -> Console:
+def error_console() -> Console:
     """Return the console for messages: stderr."""
     return Console(stderr=True, highlight=False)
 
 
 def print_table(table: Table) -> None:
     """Print a table; where the terminal is too narrow for it, that breaks its lines."""
-    console = _output_console()
+    console = output_console()
     console.width = max(console.width, _LEAST_COLUMNS)
     console.print(table)
 
 
 def print_document(text: str) -> None:
     """Print a JSON document on stdout as it is."""
-    _output_console().out(text)
+    output_console().out(text)
 
 
 def print_result(text: str, *, style: str = "", wrap: bool = True) -> None:
     """Print `text` on stdout as it is; wrapped to the terminal, unless it is to be copied."""
-    _output_console().print(Text(printable(text), style=style), soft_wrap=not wrap)
+    output_console().print(Text(printable(text), style=style), soft_wrap=not wrap)
 
 
 def print_note(text: str) -> None:
     """Print `text` on stderr; lines are not wrapped if that is no terminal."""
-    console = _error_console()
+    console = error_console()
     console.print(Text(printable(text)), soft_wrap=not console.is_terminal)
 
 
@@ -131,7 +131,7 @@ def new_table(title: str = "") -> Table:
 @contextmanager
 def spinner(activity: str) -> Iterator[Callable[[], None]]:
     """Show a spinner while something of unknown length is done; the result stops it early."""
-    console = _error_console()
+    console = error_console()
     if not console.is_terminal:
         yield lambda: None
         return
@@ -142,7 +142,7 @@ def spinner(activity: str) -> Iterator[Callable[[], None]]:
 @contextmanager
 def progress_bar(activity: str, total: int) -> Iterator[Callable[[str], None]]:
     """Show a progress bar; call the result after each of `total` steps, naming the next."""
-    console = _error_console()
+    console = error_console()
     if not console.is_terminal:
         yield lambda _: None
         return

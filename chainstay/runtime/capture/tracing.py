@@ -88,8 +88,8 @@ _REASONS: Final[Mapping[str, str]] = {
         "that it was made of in its place"
     ),
     "(?i)module-level backwards hooks": (
-        "a module has a backward hook (register_full_backward_hook), which no graph takes in; a "
-        "hook on a tensor (register_hook) can be part of one"
+        "a module has a backward hook (register_full_backward_hook, say), which no graph takes in; "
+        "a hook on a tensor (register_hook) can be part of one"
     ),
     "pack_padded_sequence": (
         "it packs sequences (pack_padded_sequence), which no graph can; give the recurrent layer "
