@@ -39,9 +39,17 @@ def test_document_says_what_it_is() -> None:
     }
 
 
-@pytest.mark.parametrize("text", [{"chainstay": "menu"}, b"{}", None, Path("menu.json")])
-def test_only_text_is_read(text: str) -> None:
-    with pytest.raises(InvalidProfileError, match=f"a {type(text).__name__}, must be JSON text"):
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ({"chainstay": "menu"}, "a dict"),
+        (b"{}", "a bytes"),
+        (None, "None"),
+        (Path("menu.json"), "a PosixPath"),
+    ],
+)
+def test_only_text_is_read(text: str, told: str) -> None:
+    with pytest.raises(InvalidProfileError, match=f": {told}, must be JSON text"):
         read(text)
 
 
