@@ -130,7 +130,7 @@ class Fitted:
             except NotRunError:
                 pass
             else:
-                self.traces.stop()
+                self.traces.reset()
                 return output
         if self._blocks is not None and (kind := self._blocks.known_kind(call)) is not None:
             return self._blocks(call, kind)

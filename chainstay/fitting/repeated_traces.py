@@ -21,7 +21,7 @@ class RepeatedTraces:
         self._name, self._say = name, say
         self._count = 0
 
-    def stop(self) -> None:
+    def reset(self) -> None:
         """Note a call that needed no trace."""
         self._count = 0
 

@@ -360,7 +360,7 @@ def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def functions_of(model: nn.Module) -> list[object]:
-    """Return what runs when `model` is called: methods of its classes, hooks, own functions."""
+    """Return what runs when `model` is called: methods, hooks, functions that it holds."""
     found: list[Any] = [hook for table in GLOBAL_HOOKS for hook in table.values()]
     for module in model.modules():
         for kind in type(module).__mro__:
