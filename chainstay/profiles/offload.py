@@ -24,7 +24,7 @@ from typing import Final, Self
 
 from chainstay import documents
 from chainstay.errors import InvalidProfileError, type_with_article
-from chainstay.profiles.chain import ChainProfile, require_plain
+from chainstay.profiles.chain import ChainProfile
 from chainstay.profiles.quantities import whole
 
 _KIND: Final = "offload-profile"
@@ -87,6 +87,10 @@ class OffloadProfile:
         gradient of the chain's output, which a `ChainProfile` holds from the start, adds to
         every forward's overhead, so that keeping everything has the same peak in both.
 
+        Nothing runs again, so every stage is kept whole (option 0), at the costs of its first
+        run; what it saves in order to run again is left out. The other options recompute a part
+        of their stage: plans that use them beside transfers are those of `solve_hybrid`.
+
         Raises:
             InvalidProfileError: The chain has skips: what a stage saves is then read by
                 later forwards, which this model does not represent.
@@ -95,21 +99,22 @@ class OffloadProfile:
             raise InvalidProfileError(
                 f"profile is {type_with_article(profile)}, must be a ChainProfile"
             )
-        require_plain(profile, "offloading whole activations")
         if profile.skips:
             raise InvalidProfileError(
                 f"this chain has {len(profile.skips)} skips, which offloading whole activations "
                 "does not support; extract the model with granularity='blocks' or a smaller number "
                 "of stages, so that it has none"
             )
-        stages, last = profile.stages, profile.gradient_bytes(len(profile))
+        kept, last = [stage.all_options[0] for stage in profile.stages], len(profile)
         return cls(
-            activations=(profile.input_bytes, *(stage.saved_bytes for stage in stages)),
-            gradients=tuple(profile.gradient_bytes(i) for i in range(len(profile) + 1)),
-            forward_overheads=tuple(stage.forward_overhead_bytes + last for stage in stages),
-            backward_overheads=tuple(stage.backward_overhead_bytes for stage in stages),
-            forward_times=tuple(stage.forward_time for stage in stages),
-            backward_times=tuple(stage.backward_time for stage in stages),
+            activations=(profile.input_bytes, *(stage.saved_bytes for stage in kept)),
+            gradients=tuple(profile.gradient_bytes(i) for i in range(last + 1)),
+            forward_overheads=tuple(
+                stage.first.overhead_bytes + profile.gradient_bytes(last) for stage in kept
+            ),
+            backward_overheads=tuple(stage.backward_overhead_bytes for stage in kept),
+            forward_times=tuple(stage.first.time for stage in kept),
+            backward_times=tuple(stage.first.backward_time for stage in kept),
         )
 
     def __len__(self) -> int:

@@ -5,19 +5,28 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 
 import pytest
 
-from chainstay import CPSAT, InvalidProfileError, InvalidScheduleError, solve_hybrid, solve_offload
+from chainstay import (
+    CPSAT,
+    InfeasibleBudgetError,
+    InvalidProfileError,
+    InvalidScheduleError,
+    solve_hybrid,
+)
 from chainstay.dp.hybrid import Amounts, ExactHybrid, bracket, hybrid_bound
 from chainstay.dp.jit import is_available
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, RunCost, StageOption
 from chainstay.schedule import Item, Op, Schedule
 from chainstay.solve.hybrid import AutoHybrid, Pofo
+from chainstay.timetable import Time
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 from chainstay.validation.hybrid.search import hybrid_optimum
 from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.offload.search import offload_optimum
 from hybrid_support import CHAIN, tiny_chain, with_options
 from persistent_plans import best_plan
 
@@ -145,5 +154,56 @@ def test_what_links_do_not_take_is_refused(changes: dict[str, object], refusal: 
 def test_methods_without_options_refuse_them() -> None:
     with pytest.raises(InvalidProfileError, match="has options, which the integer program"):
         solve_hybrid(WITH_LEAN, 16, link=LINK, method=CPSAT())
-    with pytest.raises(InvalidProfileError, match="has options, which offloading"):
-        solve_offload(OffloadProfile.from_chain(WITH_LEAN), 50, link=LINK)
+
+
+def test_offloading_alone_keeps_stages_whole_at_the_costs_of_their_first_runs() -> None:
+    assert OffloadProfile.from_chain(WITH_LEAN) == OffloadProfile.from_chain(CHAIN)
+    first = RunCost(time=90, overhead_bytes=7, backward_time=91)
+    stage = replace(CHAIN.stages[0], first=first, again=RunCost(), environment_bytes=5)
+    profile = replace(WITH_LEAN, stages=(stage, CHAIN.stages[1]))
+    found = OffloadProfile.from_chain(profile)
+    assert found.forward_times[0] == 90
+    assert found.backward_times[0] == 91
+    assert found.forward_overheads[0] == 7 + profile.gradient_bytes(2)
+    assert found.activations == OffloadProfile.from_chain(CHAIN).activations
+
+
+@pytest.mark.parametrize(
+    ("seed", "stages"), [*((seed, 2) for seed in range(30)), (0, 3), (4, 3), (10, 3)]
+)
+def test_offloading_with_options_is_never_faster_than_both_together(seed: int, stages: int) -> None:
+    """So `solve_hybrid` is what solves plans that move and keep stages in part."""
+    profile, budget, link = _instance(seed, stages, 2 if stages == 3 else 3)
+    ways = product(*(stage.all_options for stage in profile.stages))
+    alone = [_offloading_optimum(profile, way, budget, link) for way in ways]
+    together = hybrid_optimum(profile, budget=budget, link=link)
+    fitting = [makespan for makespan in alone if makespan is not None]
+    if fitting:
+        assert together is not None
+        assert together.makespan <= min(fitting)
+
+
+def _offloading_optimum(
+    profile: ChainProfile, options: tuple[StageOption, ...], budget: int, link: Link
+) -> Time | None:
+    """The optimum of offloading alone where each stage is kept by one option; None if none fits."""
+    stages = tuple(
+        replace(
+            stage,
+            options=(),
+            saved_bytes=option.saved_bytes,
+            backward_overhead_bytes=option.backward_overhead_bytes,
+            first=option.first,
+        )
+        for stage, option in zip(profile.stages, options, strict=True)
+    )
+    alone = OffloadProfile.from_chain(replace(profile, stages=stages))
+    try:
+        return offload_optimum(alone, budget=budget, link=link).makespan
+    except InfeasibleBudgetError:
+        return None
+
+
+def test_offloading_alone_is_asked_where_stages_have_options() -> None:
+    answer = solve_hybrid(WITH_LEAN, 16, link=LINK, method=QUICK)
+    assert dict(answer.alternatives)["offload"] is not None
