@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from chainstay.dp import DP, unrestricted_bound
+from chainstay.dp.free_discards.solver import keeps_stages_apart
 from chainstay.errors import (
     BackendError,
     InfeasibleBudgetError,
@@ -135,7 +136,9 @@ class AutoChain:
     large for, or that runs out of time is left out.
 
     Attributes:
-        discards: The rules for discards, as for `DP`.
+        discards: The rules for discards, as for `DP`. Where stages have environments, or options
+            keep several of them together, the dynamic program is that of Table 1's rules: its
+            schedules are valid under all.
         exact_stages: Longest chain that the exact solvers are run on.
         time_limit_s: Time limit of each exact solver, in seconds.
 
@@ -157,7 +160,7 @@ class AutoChain:
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
         """Return the best claim of the dynamic program and, on a short chain, an exact solver."""
-        known, claim = _persistent_optimum(profile, budget, Discards(self.discards))
+        known, claim = _persistent_optimum(profile, budget, self._rules_for(profile))
         if claim is None:
             assert known.required is not None, "the dynamic program always answers"
             wider = self._try_exact_solvers(profile, budget, known, hint)
@@ -176,6 +179,12 @@ class AutoChain:
             return claim
         is_proved = wider.makespan == wider.lower_bound
         return wider if is_proved or wider.makespan < claim.makespan else claim
+
+    def _rules_for(self, profile: ChainProfile) -> Discards:
+        """Return the rules that the dynamic program of this chain is asked for."""
+        if profile.has_environments or not keeps_stages_apart(profile):
+            return Discards.TABLE1
+        return Discards(self.discards)
 
     def _try_exact_solvers(
         self, profile: ChainProfile, budget: int, known: MethodResult, hint: Schedule | None

@@ -37,6 +37,7 @@ from chainstay import (
     simulate,
     solve_chain,
 )
+from chainstay.profiles import RunCost, StageOption
 from chainstay.solve import AutoChain
 from chainstay.solve.budgets import Budget
 from golden_chains import GOLDEN
@@ -429,6 +430,26 @@ def test_auto_keeps_to_its_rules(discards: Discards) -> None:
     solution = solve_chain(CHAIN, 90, method=AutoChain(discards=discards))
     assert solution.discards in {discards, Discards.TABLE1}
     assert solution.makespan == 14
+
+
+@pytest.mark.parametrize("discards", [Discards.FREE, Discards.TAPE])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment_bytes": 1},
+        {"options": (StageOption(saved_bytes=0, first=RunCost(time=1), stages=2),)},
+    ],
+)
+def test_auto_asks_the_program_that_knows_environments_and_options_of_several_stages(
+    discards: Discards, changes: dict[str, Any]
+) -> None:
+    stages = (replace(CHAIN.stages[0], **changes), *CHAIN.stages[1:])
+    profile = replace(CHAIN, stages=stages)
+    with pytest.raises(InvalidProfileError):
+        solve_chain(profile, 90, method=DP(discards=Discards.FREE))
+    answer = solve_chain(profile, 90, method=AutoChain(discards=discards, exact_stages=1))
+    assert answer.makespan == solve_chain(profile, 90, method=DP()).makespan
+    assert answer.discards is Discards.TABLE1
 
 
 def test_auto_refuses_rules_that_there_are_not() -> None:
