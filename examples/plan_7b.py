@@ -87,18 +87,18 @@ def estimate_llama(device: str, batch: int) -> Estimated:
 
 def table_of(estimated: Estimated, plain_peak: int, plans: dict[str, Solution]) -> Table:
     """One line per budget, plain training first."""
-    least_time = estimated.profile.least_time
+    plain_time = estimated.profile.plain_time
     table = Table()
     for title in ("budget", "in bytes", "peak", "step", "slower", "proved"):
         table.add_column(title, justify="right")
-    table.add_row("plain", "", format_bytes(plain_peak), format_time(least_time), "", "")
+    table.add_row("plain", "", format_bytes(plain_peak), format_time(plain_time), "", "")
     for share, plan in plans.items():
         table.add_row(
             share,
             format_bytes(plan.budget),
             format_bytes(plan.peak_bytes),
             format_time(plan.makespan),
-            f"{plan.makespan / least_time - 1:.1%}",
+            f"{plan.makespan / plain_time - 1:.1%}",
             str(plan.status),
         )
     return table

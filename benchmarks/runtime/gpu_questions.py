@@ -327,7 +327,8 @@ def estimates(setting: Setting) -> Iterator[Row]:
     for build in (_gpt2, _resnet):
         task = build(setting.device)
         measured = measure(task.model, task.sample, loss=task.loss, repeats=5, progress=False)
-        told = estimate(copy.deepcopy(task.model), (task.sample,), device=setting.sheet)
+        model, sample = copy.deepcopy(task.model), (task.sample,)
+        told = estimate(model, sample, device=setting.sheet, stage_options=False)
         keep = Schedule.keep_all(len(measured.profile))
         found = simulate(measured.profile_for(keep), keep)
         guessed = simulate(told.profile, Schedule.keep_all(len(told.profile)))

@@ -43,7 +43,8 @@ def plan_model(
 ) -> PlanResult:
     """Return the fastest plan for a model, with all other strategies."""
     if costs.model is None:
-        result = plan_profile(costs.profile, model_options.model, options, link)
+        name, movable = model_options.model, costs.movable
+        result = plan_profile(costs.profile, name, options, link, movable)
         return replace(result, title=_title(costs))
     plain = costs.plain
     budget = parse_budget(options.budget, lambda: plain.peak_bytes)

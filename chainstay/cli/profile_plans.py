@@ -55,9 +55,20 @@ def plan_profile_file(target: ModelOptions, options: PlanOptions, link: Link | N
 
 
 def plan_profile(
-    profile: AnyProfile, name: str, options: PlanOptions, link: Link | None
+    profile: AnyProfile,
+    name: str,
+    options: PlanOptions,
+    link: Link | None,
+    movable: ChainProfile | None = None,
 ) -> PlanResult:
     """Return the fastest plan for a network of which only the profile is known.
+
+    Args:
+        profile: The profile.
+        name: What messages and the plan call it.
+        options: The budget, and how to solve.
+        link: The link to the host, if one is known.
+        movable: Profile of a chain for plans with transfers, where it is another one.
 
     Raises:
         CommandLineError: The options do not go together.
@@ -75,7 +86,8 @@ def plan_profile(
     match profile:
         case ChainProfile():
             size = f"{len(profile)} stages"
-            others = _chain_strategies(profile, budget, options, link)
+            movable = movable or profile
+            others = _chain_strategies(profile, movable, budget, options, link)
         case OffloadProfile():
             size = f"{len(profile)} stages to be offloaded"
             whole, known = profile, require_link(link, options.solving)
@@ -93,28 +105,33 @@ def plan_profile(
     strategies = [plain, *others]
     chosen = fastest_strategy(strategies)
     assert chosen.solution is not None, "chosen from those that were solved"
-    if isinstance(profile, ChainProfile) and chosen.name == "offload":
-        profile = OffloadProfile.from_chain(profile)
+    solved = profile
+    if movable is not None and chosen.name in ("offload", "both"):
+        solved = OffloadProfile.from_chain(movable) if chosen.name == "offload" else movable
     return PlanResult(
         title=f"{name}: {size}",
         strategies=strategies,
         chosen=chosen,
-        plan=Plan(solution=chosen.solution, profile=profile, model=name),
+        plan=Plan(solution=chosen.solution, profile=solved, model=name),
         plain_time=profile.least_time,
         plain_bytes=plain_bytes,
     )
 
 
 def _chain_strategies(
-    profile: ChainProfile, budget: int, options: PlanOptions, link: Link | None
+    profile: ChainProfile,
+    movable: ChainProfile,
+    budget: int,
+    options: PlanOptions,
+    link: Link | None,
 ) -> Iterator[Strategy]:
     method = chain_method(options.solving)
     yield best_checkpointing(len(profile), partial(simulate, profile), budget)
     yield solve_strategy("recompute", lambda: solve_chain(profile, budget, method))
     if options.solving.offload:
         known = require_link(link, options.solving)
-        yield _offloading(lambda: OffloadProfile.from_chain(profile), budget, options, known)
-        yield solve_strategy("both", lambda: solve_hybrid(profile, budget, link=known))
+        yield _offloading(lambda: OffloadProfile.from_chain(movable), budget, options, known)
+        yield solve_strategy("both", lambda: solve_hybrid(movable, budget, link=known))
 
 
 def _offloading(

@@ -21,6 +21,7 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.trials.call import SampleFailsError
 from chainstay.runtime.measures.cost_files import require_cache
 from chainstay.schedule import Schedule
+from chainstay.solve.budgets import share_of
 from chainstay.validation.simulate import Replay, simulate
 
 _OUT_OF_MEMORY: Final = ("not enough memory", "out of memory", "can't allocate memory")
@@ -34,11 +35,13 @@ class ModelCosts:
         workload: The model and a batch.
         profile: Costs that hold for every schedule.
         model: The measured model; ``None`` if its costs were estimated.
+        movable: Of estimated costs, the profile for plans with transfers.
     """
 
     workload: Workload
     profile: ChainProfile
     model: MeasuredModel | None = None
+    movable: ChainProfile | None = None
 
     @property
     def plain(self) -> Replay:
@@ -82,7 +85,8 @@ def measure_costs(options: ModelOptions, budget: str = "100%") -> ModelCosts:
     workload = build_checked_workload(options)
     granularity = parse_granularity(options.granularity)
     if workload.target.sheet is not None:
-        return _estimated_costs(workload, options.by, granularity)
+        wants_options = options.stage_options and share_of(budget) != 1
+        return _estimated_costs(workload, options.by, granularity, stage_options=wants_options)
     settings = PlannerSettings(
         budget=budget,
         loss=workload.loss,
@@ -113,7 +117,9 @@ def parse_granularity(text: str) -> Granularity:
     )
 
 
-def _estimated_costs(workload: Workload, by: str, granularity: Granularity) -> ModelCosts:
+def _estimated_costs(
+    workload: Workload, by: str, granularity: Granularity, *, stage_options: bool
+) -> ModelCosts:
     sheet = workload.target.sheet
     assert sheet is not None
     if by == "blocks":
@@ -132,8 +138,11 @@ def _estimated_costs(workload: Workload, by: str, granularity: Granularity) -> M
             device=sheet,
             loss=workload.loss,
             granularity=granularity,
+            stage_options=stage_options,
         )
-    return ModelCosts(workload=workload, profile=estimated.profile)
+    return ModelCosts(
+        workload=workload, profile=estimated.profile, movable=estimated.movable_profile
+    )
 
 
 @contextmanager

@@ -8,39 +8,26 @@ the backward. Without dropout both are alike: so dropout is left out for stand-i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
+from torch import fx
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from chainstay.runtime.estimate.devices import DeviceModel
-
-_RATES: Final = {
+_RATES: Final[Mapping[Callable[..., Any], int]] = {
     functional.scaled_dot_product_attention: 4,
     functional.multi_head_attention_forward: 10,
 }
 """Functions that do attention, and the position of the dropout's rate among their arguments."""
 
 
-def attention_as_on(device: DeviceModel) -> AbstractContextManager[object]:
-    """A context in which captured graphs do attention as `device` would."""
-    return _WithoutDropout() if device.fuses_attention else nullcontext()
-
-
-class _WithoutDropout(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        rate = _RATES.get(func)
-        is_whole = func is functional.multi_head_attention_forward
-        gives_weights = is_whole and kwargs.get("need_weights", True)  # the caller wants them
-        if rate is not None and not gives_weights:
-            kwargs.pop("dropout_p", None)
-            args = (*args[:rate], *(0.0 for _ in args[rate:][:1]), *args[rate + 1 :])
-        return func(*args, **kwargs)
+def leave_out_attention_dropout(graph: fx.Graph) -> None:
+    """Let attention in a captured graph have no dropout, but where the caller wants its weights."""
+    for node in graph.nodes:
+        rate = _RATES.get(node.target)
+        is_whole = node.target is functional.multi_head_attention_forward
+        if rate is None or (is_whole and node.kwargs.get("need_weights", True)):
+            continue
+        if len(node.args) > rate:
+            node.update_arg(rate, 0.0)
+        else:
+            node.update_kwarg("dropout_p", 0.0)

@@ -21,7 +21,10 @@ class Estimated:
     Attributes:
         model: Name of the model's class.
         device: Whose times these are.
-        profile: Costs of the stages, the loss last; see `chainstay.solve_chain`.
+        profile: Costs of the stages, the loss last, and of their options; for
+            `chainstay.solve_chain`.
+        movable_profile: The same for `chainstay.solve_hybrid`, with options that keep one stage:
+            overheads include what several states share, which stays on the device.
         parameters: Numbers in the model's parameters, each counted once.
         parameter_bytes: Their size; no part of the profile.
         trained_bytes: Size of those that require a gradient: so large are their gradients.
@@ -30,6 +33,7 @@ class Estimated:
     model: str
     device: DeviceModel
     profile: ChainProfile
+    movable_profile: ChainProfile
     parameters: int
     parameter_bytes: int
     trained_bytes: int
@@ -52,7 +56,7 @@ class Estimated:
         title = (
             f"{self.model} on {self.device.name}: {self.parameters:,} parameters of "
             f"{format_bytes(self.parameter_bytes)}, {len(self.profile)} stages, a step of plain "
-            f"training in {format_time(self.profile.least_time)}"
+            f"training in {format_time(self.profile.plain_time)}"
         )
         return stage_table(title, columns, rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,14 +19,17 @@ from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import functions_of, require_initialised
 from chainstay.runtime.capture.trials.world import world_kept
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.estimate.attention import attention_as_on
+from chainstay.runtime.estimate.attention import leave_out_attention_dropout
 from chainstay.runtime.estimate.devices import DeviceModel, device_model
 from chainstay.runtime.estimate.estimated import Estimated
+from chainstay.runtime.estimate.observer import instruments_on
 from chainstay.runtime.estimate.refusals import told_by_name
 from chainstay.runtime.estimate.stage_estimates import estimate_stages
 from chainstay.runtime.estimate.stand_ins import FakeStandIns
 from chainstay.runtime.estimate.traced_call import traced_call
+from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.measures.costs import ChainAccountant
+from chainstay.runtime.measures.option_costs import observe_options, with_options
 from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import subject_of
 
@@ -38,6 +42,7 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
     device: str | DeviceModel,
     loss: Callable[[Any], torch.Tensor] | None = None,
     granularity: Granularity = "fine",
+    stage_options: bool = True,
 ) -> Estimated:
     """Estimate what every stage of `model` costs on a device, without computing anything.
 
@@ -62,6 +67,7 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
             CPU. Without it, the output's own ``loss`` counts if it has one; otherwise the last
             stage is free, and gradients of all outputs are counted.
         granularity: The granularity, as for `chainstay.runtime.capture.extract.extract`.
+        stage_options: Whether stages may be kept in part, as by `chainstay.fit`.
 
     Raises:
         UnknownDeviceError: There is no such device; the text lists those that are.
@@ -70,7 +76,7 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
 
     Complexity:
         Seconds: tracing, one forward of fake tensors, and two more forwards and a backward
-        of stages that are not like others.
+        of stages that are not like others, and of each of their options.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1)).to("meta")
@@ -95,18 +101,24 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         stand_ins.mode,
     ):
         traced, inputs, output = traced_call(shadow)
+        if figures.fuses_attention:
+            leave_out_attention_dropout(traced.captured.graph)
         graph = cut_into_chain(traced, granularity, repeated_blocks(shadow.model))
         behind = loss_stage(loss, output, graph.output, graph.begin(inputs)[1])
-        with attention_as_on(figures):
-            subject = subject_of(graph, inputs, behind, here)
-            observed, memories = estimate_stages(subject, figures, stand_ins.mode)
+        instruments = instruments_on(figures, stand_ins.mode)
+        subject = replace(subject_of(graph, inputs, behind, here), instruments=instruments)
+        observed, memories = estimate_stages(subject, figures, stand_ins.mode)
         accountant = ChainAccountant.of(observed, memories, subject, Autocast.now(here))
         account = accountant.account(observed, memories)
+        if stage_options:
+            options = observe_options(observed, memories, [subject], is_whole=True)
+            account, _ = with_options(account, options, accountant.kept)
     parameters = list(built.parameters())
     return Estimated(
         model=name,
         device=figures,
-        profile=account.profile(),
+        profile=account.by_kind() if stage_options else account.profile(),
+        movable_profile=movable_chain(account.with_flat_options(account.profile())),
         parameters=sum(parameter.numel() for parameter in parameters),
         parameter_bytes=sum(parameter.nbytes for parameter in parameters),
         trained_bytes=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from chainstay.runtime.devices.memory import MemoryTrace
 from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.runtime.estimate.prices import operator_ns
+from chainstay.runtime.options.instruments import Instruments
 from chainstay.runtime.stage.states import address_of, tensors_in
 
 _SET: Final = torch.ops.aten.set_
@@ -53,6 +54,22 @@ def watch(
             memory = MemoryTrace(peak_bytes=seen.peak, end_bytes=seen.level)
             watched.append(WatchedPhase(memory, seen.kernels_ns, seen.operators))
     return watched
+
+
+def instruments_on(device: DeviceModel, mode: FakeTensorMode) -> Instruments:
+    """Return the instruments for stand-ins, as if they were tensors on `device`."""
+
+    def timed(call: Callable[[], Any], _: torch.device) -> tuple[Any, int]:
+        with _Watch(device, mode) as seen:
+            result = call()
+        return result, seen.kernels_ns
+
+    def trace_phases(
+        phases: Iterable[Callable[[], None]], _: torch.device
+    ) -> tuple[MemoryTrace, ...]:
+        return tuple(phase.memory for phase in watch(phases, device, mode))
+
+    return Instruments(timed=timed, trace_phases=trace_phases, has_values=False)
 
 
 class _Watch(TorchDispatchMode):

@@ -5,7 +5,8 @@ measured for real, and the profile is put together by the same code. Differences
 
 * Of stages that are alike, as a network's repeated blocks are, one is run through the phases.
 * Random states are in a GPU's host memory, so that saving them costs nothing.
-* Nothing has a value: that a stage gives the same when it runs again is taken on trust.
+* Nothing has a value: that a stage, or a part of it, gives the same when it runs again is taken
+  on trust.
 """
 
 from __future__ import annotations
@@ -96,9 +97,7 @@ def _probe_all(
     for index, stage in reversed(list(enumerate(subject.stages))):
         source = states[index]
         gradients = gradients and replace(gradients, held=returned[index + 1])
-        uses = LeafUses.of(leaves, index, index, held)
-        # Autograd adds no stand-ins in place: without the old sum, none is made of the two.
-        uses = replace(uses, behind=uses.copied)
+        uses = LeafUses.of(leaves, index, index, held).of_stand_ins()
         likeness = (
             likeness_of(stage.parts, source, subject.shared),
             gradients,
@@ -130,11 +129,9 @@ def _probed(
     made = (0, *(size for size in memory.output_gradients.sizes if size), *waited)
     filling = (device.kernel_ns(flops=0, throughput=1, moved_bytes=size) for size in made)
     forward, backward = phases[_FORWARD], phases[_BACKWARD]
-    time = StageTime(
-        device.stage_ns(kernels_ns=forward.kernels_ns, operators=forward.operators),
-        device.stage_ns(
-            kernels_ns=max(backward.kernels_ns - sum(filling), 0),
-            operators=max(backward.operators - len(made), 0),
-        ),
+    forward_time = device.stage_ns(kernels_ns=forward.kernels_ns, operators=forward.operators)
+    backward_time = device.stage_ns(
+        kernels_ns=max(backward.kernels_ns - sum(filling), 0),
+        operators=max(backward.operators - len(made), 0),
     )
-    return memory, time
+    return memory, StageTime(forward_time, backward_time, kept=forward_time)

@@ -36,6 +36,7 @@ from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.progress import Progress
 from chainstay.runtime.measures.shared_bytes import LeafUses, TiedGradients, autocast_copies_bytes
 from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.options.instruments import MEASURED, Instruments
 from chainstay.runtime.stage.assumed_loss import AssumedLoss
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
@@ -66,6 +67,7 @@ class Subject:
         spans: Those of further stages that may be kept together, as blocks may be.
         hands_out: Whether the model's own code gets what every stage gives, and may change it.
         options: The options of stages that were measured before, to which more are added.
+        instruments: What options are looked at with.
     """
 
     stages: tuple[ChainStage, ...]
@@ -78,6 +80,7 @@ class Subject:
     spans: tuple[tuple[int, int], ...] = ()
     hands_out: bool = False
     options: dict[Hashable, Any] | None = None
+    instruments: Instruments = MEASURED
 
     @property
     def model_stages(self) -> tuple[ChainStage, ...]:

@@ -16,7 +16,6 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.backend_settings import backend_settings
-from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.joins.account import JoinAccount
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import ObservedStage, Subject
@@ -110,6 +109,8 @@ def observe_options(
             own_leaves = leaves_by_stage[first : last + 1]
             leaves = {id(leaf): leaf for own_of_stage in own_leaves for leaf in own_of_stage}
             uses = LeafUses.of(leaves_by_stage, first, last, held)
+            if not subject.instruments.has_values:
+                uses = uses.of_stand_ins()
             key = (
                 place.key(count),
                 gradients,
@@ -151,7 +152,13 @@ def _options(
         return []
     fewer = max(_FEWER, _MOST_OPERATORS // max(len(graph.operators), 1))
     given = (place.state, place.subject.shared)
-    options = stage_options(graph.taking(kept_time), given, min(most, fewer), is_large=is_large)
+    options = stage_options(
+        graph.taking(kept_time),
+        given,
+        min(most, fewer),
+        is_large=is_large,
+        is_checked=place.subject.instruments.has_values,
+    )
     return [option for option in options if count > 1 or option.selection.drops]
 
 
@@ -301,8 +308,14 @@ class _StagePosition(NamedTuple):
     def traced(self, count: int, *, repeats: int) -> StageGraph | None:
         """The graph of the first `count` stages as one, each operator timed so often."""
         given = (self.state, self.subject.shared)
-        stays, device = self._output_stays(count), self.subject.device
-        return trace_stage(self.fused(count), given, device, output_stays=stays, repeats=repeats)
+        return trace_stage(
+            self.fused(count),
+            given,
+            self.subject.device,
+            output_stays=self._output_stays(count),
+            repeats=repeats,
+            instruments=self.subject.instruments,
+        )
 
     def key(self, count: int) -> Hashable:
         """A key that is equal where the first `count` stages have options that do the same."""
@@ -362,5 +375,5 @@ def _with_memory(
     stages = (ChainStage(option.code.graph.stage.name, (OptionPart(option),)) for option in options)
     probes = [new_probe(stage=stage, shared=shared, drops=False) for stage in stages]
     phases = chain.from_iterable(probe.phases(place.state, device) for probe in probes)
-    traces = iter(trace_phases(phases, device))
+    traces = iter(place.subject.instruments.trace_phases(phases, device))
     return [(option, probe.memory(traces)) for option, probe in zip(options, probes, strict=True)]

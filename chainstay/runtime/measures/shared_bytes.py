@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -76,6 +76,13 @@ class LeafUses:
                 leaf for key, leaf in own.items() if key in sums and not sums[key].is_apart
             ),
         )
+
+    def of_stand_ins(self) -> LeafUses:
+        """Return the uses on stand-ins, which autograd adds to no sum in place.
+
+        Without the old sum, none is made of the two.
+        """
+        return replace(self, behind=self.copied)
 
     def of_leaf(self, leaf: torch.Tensor) -> tuple[bool, ...]:
         """Return whether a leaf is used behind, and before, and what else there is to know."""

@@ -22,6 +22,7 @@ from chainstay.profiles.operators import Operator
 from chainstay.runtime.devices.backend_settings import BackendSettings, backend_settings
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.options.composition import Composition, compose
+from chainstay.runtime.options.instruments import MEASURED, Instruments
 from chainstay.runtime.options.operator_parts import SplitLevel, takes_rate
 from chainstay.runtime.options.special_operators import (
     is_arithmetic,
@@ -169,43 +170,49 @@ class StageGraph:
         )
 
 
-def trace_stage(
+def trace_stage(  # noqa: PLR0913  # a stage on its input, and how to look at it, by name
     stage: ChainStage,
     given: tuple[State, Sequence[Any]],
     device: torch.device,
     *,
     output_stays: bool = True,
     repeats: int = 3,
+    instruments: Instruments = MEASURED,
 ) -> StageGraph | None:
     """Run a stage node by node; ``None`` if it cannot be taken apart.
 
     A stage whose parameters are sharded cannot: when a replay reads them, they may not be there.
     Call it inside `measuring`: statistics are updated and random numbers drawn. Every operator is
     timed `repeats` times; the least time counts. With `output_stays`, nobody changes its output in
-    place, so that replays may start from it: true of all stages but a model's last.
+    place, so that replays may start from it: true of all stages but a model's last. On stand-ins
+    operators stay whole, and draw nothing: an accelerator's random states are in host memory.
     """
     if stage.is_sharded:
         return None
     try:
-        run = _stage_run(stage, given, device)
+        run = _stage_run(stage, given, device, has_values=instruments.has_values)
         rates = _rates(run.composition, given[1])
-        trace = Trace(run, device)
+        trace = Trace(run, device, instruments.has_values)
         trace.trace()
     except NotPlainError:
         return None
-    times = operator_times(run, trace.casts, device, repeats)
+    times = operator_times(run, trace.casts, device, instruments, repeats)
     return _Assembly(trace, times, output_stays, rates).graph()
 
 
 def _stage_run(
-    stage: ChainStage, given: tuple[State, Sequence[Any]], device: torch.device
+    stage: ChainStage,
+    given: tuple[State, Sequence[Any]],
+    device: torch.device,
+    *,
+    has_values: bool,
 ) -> StageRun:
     """Return what runs a stage node by node, operators in parts where that gives the same bits.
 
     Raises:
         NotPlainError: Its graph does not tell all that it does.
     """
-    for split in SplitLevel:
+    for split in SplitLevel if has_values else (SplitLevel.WHOLE,):
         composition = compose(stage.parts, len(given[0]), split)
         if composition is None or any(
             isinstance(node.target, HigherOrderOperator) for node in composition.graph.nodes

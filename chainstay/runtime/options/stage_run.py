@@ -12,11 +12,10 @@ import torch
 from torch import fx
 
 from chainstay.runtime.capture.subgraphs import node_result
-from chainstay.runtime.devices.device import device_at
-from chainstay.runtime.devices.stopwatch import run_timed
 from chainstay.runtime.execute.environment import in_mid_chain, random_states, restore_random_states
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.options.composition import Composition
+from chainstay.runtime.options.instruments import Instruments
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, detached, is_equal
 
@@ -139,15 +138,17 @@ class StageRun:
 
 
 def operator_times(
-    run: StageRun, casts: Sequence[Cast], device: torch.device, repeats: int
+    run: StageRun,
+    casts: Sequence[Cast],
+    device: torch.device,
+    instruments: Instruments,
+    repeats: int,
 ) -> dict[fx.Node | Cast, int]:
     """Return the least time of every node, and of copies by autocast, in a few runs, in ns."""
     least: dict[fx.Node | Cast, int] = defaultdict(lambda: 1 << 62)
 
-    where = device_at(device)
-
     def note(key: fx.Node | Cast, call: Callable[[], Any]) -> Any:
-        value, elapsed = run_timed(call, where)
+        value, elapsed = instruments.timed(call, device)
         least[key] = min(least[key], max(elapsed, 1))  # clocks may stand still, work is never free
         return value
 

@@ -16,12 +16,13 @@ from typing import Any, Final
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.devices.random_kernels import DrawWatch
-from chainstay.runtime.execute.environment import random_states
+from chainstay.runtime.execute.environment import RandomStates, random_states
 from chainstay.runtime.execute.handles import is_parameter, refuse_backward
 from chainstay.runtime.options.special_operators import (
     depends_on_dispatch_modes,
@@ -116,6 +117,7 @@ class Trace:
     Attributes:
         run: How to run it.
         device: Where.
+        has_values: Whether its tensors have values; otherwise they are fake tensors.
         values: All values that it makes.
         operations: Its nodes, but for views and for those that only give numbers.
         views: Nodes that give nothing but views.
@@ -128,6 +130,7 @@ class Trace:
 
     run: StageRun
     device: torch.device
+    has_values: bool = True
     values: list[TracedValue] = field(default_factory=list)
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
     views: set[fx.Node] = field(default_factory=set)
@@ -184,13 +187,13 @@ class Trace:
             for source in arguments
         )
         noise = MemoryLayout.of(held[node.args[0]]) if is_dropout(node) else None  # type: ignore[index]  # a node
-        before = random_states(self.device)
+        before = self._random_states()
         self._packed, self._draws.seen = [], False
         with _disable_current_modes() if depends_on_dispatch_modes(node) else nullcontext():
             value = call()
         drawn = tuple(
             device.type
-            for (device, old), (_, new) in zip(before, random_states(self.device), strict=True)
+            for (device, old), (_, new) in zip(before, self._random_states(), strict=True)
             if not torch.equal(old, new)
         )
         if self._draws.seen and not drawn:  # for these values
@@ -222,6 +225,9 @@ class Trace:
             self._represent(node, value, operation)
         self._note_packs(node, arguments, held)
         return value
+
+    def _random_states(self) -> RandomStates:
+        return random_states(self.device) if self.has_values else ()
 
     def _represent(self, node: fx.Node, value: torch.Tensor, operation: Operation) -> None:
         index = self._current[_key(value)]
@@ -273,16 +279,23 @@ class Trace:
         return index == EXTERNAL or self.values[index].representative is not None
 
 
+_KINDS: Final = (torch.Tensor, nn.Parameter, FakeTensor)
+"""Kinds of tensors that have one storage, and nothing else."""
+
+
 def _key(tensor: torch.Tensor) -> int:
     """Tell a storage from others, whether or not it has memory."""
-    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
+    if type(tensor) not in _KINDS or tensor.layout != torch.strided:
         raise NotPlainError
     key: int = tensor.untyped_storage()._cdata  # noqa: SLF001  # of the storage itself
     return key
 
 
 def _is_cast(argument: object, saved: torch.Tensor) -> bool:
-    """Whether a saved tensor may be a copy of an argument in another precision: of equal bits."""
+    """Whether a saved tensor may be a copy of an argument in another precision: of equal bits.
+
+    Fake tensors have none; there, copies are told by their layout.
+    """
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
         return False
     if argument.dtype == saved.dtype or not saved.is_floating_point():
@@ -291,4 +304,6 @@ def _is_cast(argument: object, saved: torch.Tensor) -> bool:
     layout = MemoryLayout.of(copy)
     if layout.storage_bytes != MemoryLayout.of(saved).storage_bytes:
         return False
+    if isinstance(saved, FakeTensor):
+        return layout == MemoryLayout.of(saved)
     return torch.equal(layout.over(saved).nan_to_num(), copy.nan_to_num())
