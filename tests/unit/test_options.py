@@ -10,7 +10,6 @@ from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import (
     ChainProfile,
     JoinProfile,
-    OffloadProfile,
     RunCost,
     Stage,
     StageOption,
@@ -114,9 +113,7 @@ def test_option_that_reaches_beyond_the_loss() -> None:
         replace(CHAIN, stages=(replace(STAGE, options=(replace(PAIR, stages=3),)), LOSS))
 
 
-def test_networks_that_take_no_options() -> None:
-    with pytest.raises(InvalidProfileError, match="stage 0 of this chain has options"):
-        OffloadProfile.from_chain(CHAIN)
+def test_joins_take_no_options_of_several_stages() -> None:
     with pytest.raises(InvalidProfileError, match="has an option that keeps several stages"):
         JoinProfile(branches=(CHAIN,))
 
