@@ -18,6 +18,7 @@ module               what is in it
 `operator_parts`     dropout and attention as several operators
 `special_operators`  operators of torch of which more is known than a run shows
 `composition`        programs of consecutive stages as one graph
+`instruments`        what times and memory are told by, with tensors or stand-ins for them
 `stage_run`, `trace` a run node by node: storages, versions, saved tensors, random draws, times
 `graph`              what was seen, as operators to choose from
 `generator`          code of a choice: forward with stashes, and replays

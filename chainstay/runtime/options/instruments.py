@@ -1,4 +1,4 @@
-"""What stages are looked at with: clocks and the allocator's trace, or shapes alone."""
+"""Instruments tell times and memory of stages: by clocks and the allocator, or by shapes alone."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ class Instruments:
 MEASURED: Final = Instruments(
     timed=lambda call, device: run_timed(call, device_at(device)), trace_phases=trace_phases
 )
-"""Those of real tensors."""
+"""The instruments for real tensors."""
