@@ -152,6 +152,15 @@ def test_what_an_option_makes_again_takes_the_time_of_its_kernels() -> None:
     assert 16_000_000 < option.first.total_time - whole.first.total_time < 16_200_000
 
 
+def test_copies_by_autocast_can_be_made_again() -> None:
+    """A product in bfloat16 saves a copy of its argument, which a norm gives in float32."""
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64, bias=False), nn.Linear(64, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = estimate(model, (torch.zeros(1000, 64),), device="A100-80GB")
+    names = [option.name for stage in found.profile.stages for option in stage.options]
+    assert any("cast" in name for name in names)
+
+
 def test_stand_ins_share_what_the_tensors_shared() -> None:
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
