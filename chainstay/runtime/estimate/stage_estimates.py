@@ -97,7 +97,7 @@ def _probe_all(
     for index, stage in reversed(list(enumerate(subject.stages))):
         source = states[index]
         gradients = gradients and replace(gradients, held=returned[index + 1])
-        uses = LeafUses.of(leaves, index, index, held).of_stand_ins()
+        uses = LeafUses.of(leaves, index, index, held, has_values=False)
         likeness = (
             likeness_of(stage.parts, source, subject.shared),
             gradients,

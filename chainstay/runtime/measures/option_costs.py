@@ -108,9 +108,8 @@ def observe_options(
             gradients = memories[last].output_gradients
             own_leaves = leaves_by_stage[first : last + 1]
             leaves = {id(leaf): leaf for own_of_stage in own_leaves for leaf in own_of_stage}
-            uses = LeafUses.of(leaves_by_stage, first, last, held)
-            if not subject.instruments.has_values:
-                uses = uses.of_stand_ins()
+            has_values = subject.instruments.has_values
+            uses = LeafUses.of(leaves_by_stage, first, last, held, has_values=has_values)
             key = (
                 place.key(count),
                 gradients,

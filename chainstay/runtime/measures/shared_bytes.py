@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -58,31 +58,31 @@ class LeafUses:
 
     @classmethod
     def of(
-        cls, leaves: _Leaves, first: int, last: int, held: Sequence[Sequence[LeafGradient]]
+        cls,
+        leaves: _Leaves,
+        first: int,
+        last: int,
+        held: Sequence[Sequence[LeafGradient]],
+        *,
+        has_values: bool = True,
     ) -> LeafUses:
         """Return the uses of leaves of stages `first` to `last`.
 
-        `held` is what holds each of these gradients, for stages behind the last one.
+        `held` is what holds each of these gradients, for stages behind the last one. Autograd adds
+        no stand-ins, which have no values, in place: without the old sum, none is made of the two.
         """
         own = {id(leaf): leaf for of_stage in leaves[first : last + 1] for leaf in of_stage}
         before = {id(leaf) for of_stage in leaves[:first] for leaf in of_stage}
         sums: dict[int, LeafGradient] = {}
         for stage in reversed(range(last + 1, len(leaves))):
             sums |= dict(zip(map(id, leaves[stage]), held[stage], strict=True))
+        behind = tuple(leaf for key, leaf in own.items() if key in sums)
+        copied = tuple(leaf for leaf in behind if not sums[id(leaf)].is_apart)
         return cls(
-            behind=tuple(leaf for key, leaf in own.items() if key in sums),
+            behind=behind if has_values else copied,
             before=tuple(leaf for key, leaf in own.items() if key in before),
-            copied=tuple(
-                leaf for key, leaf in own.items() if key in sums and not sums[key].is_apart
-            ),
+            copied=copied,
         )
-
-    def of_stand_ins(self) -> LeafUses:
-        """Return the uses on stand-ins, which autograd adds to no sum in place.
-
-        Without the old sum, none is made of the two.
-        """
-        return replace(self, behind=self.copied)
 
     def of_leaf(self, leaf: torch.Tensor) -> tuple[bool, ...]:
         """Return whether a leaf is used behind, and before, and what else there is to know."""
