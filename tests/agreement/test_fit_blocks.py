@@ -483,6 +483,44 @@ def test_a_shape_that_depends_on_values_is_told() -> None:
     require_by_blocks(Padding(), sample, "all", f"{told} of a tensor")
 
 
+class Convolution(nn.Sequential):
+    """One of the layers that a wave goes through."""
+
+    def __init__(self, channels: int, *norm: nn.Module) -> None:
+        super().__init__(nn.Conv1d(channels, 16, 4, 2, bias=False), *norm, nn.GELU())
+
+
+class NormedConvolution(Convolution):
+    """The first of them."""
+
+    def __init__(self) -> None:
+        super().__init__(1, nn.GroupNorm(16, 16))
+
+
+class Listening(nn.Module):
+    """Its first layer, of a class of its own, makes the largest tensors, as in Wav2Vec2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (Convolution(16) for _ in range(4))
+        self.layers = nn.ModuleList([NormedConvolution(), *layers])
+
+    def forward(self, wave: torch.Tensor) -> torch.Tensor:
+        hidden = wave[:, None]
+        hidden.requires_grad = True
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def test_a_first_block_of_another_class_is_a_stage_as_well() -> None:
+    torch.manual_seed(0)
+    sample = SampleUnder((torch.randn(4, 4000),))
+    planned = require_by_blocks(Listening(), sample, "least", "layers.0 to layers.4")
+    assert str(planned.chainstay).count("setattr() on Tensor.requires_grad") <= 1
+    assert shown(planned).solution.peak_bytes < 0.75 * peak(Listening(), sample)
+
+
 class Cache:
     """Keys of each layer, as language models keep them for generating."""
 

@@ -282,6 +282,8 @@ def _reason(failure: Exception, args: tuple[object, ...]) -> str:
     details = [line.partition(": ")[2].rstrip(".") for line in lines if line.startswith("Expl")]
     places = [line for line in lines if line.startswith('File "')]
     text = f"{first}: {details[0]}" if details else first
+    if details and details[0].startswith(first):
+        text = details[0]
     known = (reason for pattern, reason in _REASONS.items() if re.search(pattern, text))
     if reason := next(known, ""):
         text = reason.format(scripted=_scripted_in(args))

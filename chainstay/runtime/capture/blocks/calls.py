@@ -207,9 +207,10 @@ def choose_calls(
 ) -> list[BlockCall]:
     """Return the calls to take, in order.
 
-    There are three candidates: lists mainly of one class in which one call follows another, lists
-    of one class only, and the largest list. The first that has half of the parameters of the
-    largest candidate is taken. Modules inside of `expanded` come besides.
+    There are three candidates: lists mainly of one class in which one call follows another, with
+    what is in a chain with these, lists of one class only, and the largest list. The first that has
+    half of the parameters of the largest candidate is taken. Modules inside of `expanded` come
+    besides.
 
     Args:
         calls: Those of all modules.
@@ -225,7 +226,7 @@ def choose_calls(
             groups.setdefault(container_of(call.name), []).append(call)
     mainly = {path: _of_main_class(group) for path, group in groups.items()}
     chained = {
-        path: group
+        path: _with_neighbours(group, groups[path])
         for path, group in mainly.items()
         if any(follows([one], other) for one, other in pairwise(group))
     }
@@ -263,6 +264,19 @@ def _of_main_class(group: Sequence[BlockCall]) -> Sequence[BlockCall]:
     """Return the calls of the class that most of a list's calls are of; none if there is none."""
     (kind, count), *_ = Counter(type(call.block) for call in group).most_common(1)
     return [call for call in group if type(call.block) is kind] if 2 * count > len(group) else []
+
+
+def _with_neighbours(calls: Sequence[BlockCall], group: Sequence[BlockCall]) -> list[BlockCall]:
+    """Return some calls of a list, and those of other classes that are in a chain with them.
+
+    The first block of an encoder of speech is of a class of its own, and makes the largest tensors.
+    """
+    known = set(map(id, calls))
+    is_taken = [id(call) in known for call in group]
+    pairs = [i for i, (one, other) in enumerate(pairwise(group)) if follows([one], other)]
+    for i in (*pairs, *reversed(pairs)):
+        is_taken[i] = is_taken[i + 1] = is_taken[i] or is_taken[i + 1]
+    return [call for call, taken in zip(group, is_taken, strict=True) if taken]
 
 
 def _parameters(group: Sequence[BlockCall]) -> int:
