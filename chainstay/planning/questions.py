@@ -131,10 +131,9 @@ def what_needs_most(measured: Measurement, smallest: Solution) -> str:
         step, at = "forward", max(costs, key=lambda cost: cost.recording_bytes).forward_operator
     else:
         step, at = "backward", max(costs, key=lambda cost: cost.backward_bytes).backward_operator
-    return (
-        f"the {step} of {stages} needs most, {format_bytes(overhead)} for itself "
-        f"alone{at and f' at {at}'}"
-    )
+    # Below 0 where something that counts as stored is gone by then: all is what others store.
+    alone = f", {format_bytes(overhead)} for itself alone" * (overhead > 0)
+    return f"the {step} of {stages} needs most{alone}{at and f' at {at}'}"
 
 
 def _run_as_one(account: Account, schedule: Schedule, op: Op) -> Sequence[StageCost]:

@@ -439,7 +439,7 @@ def test_the_least_budget_that_an_error_names_holds_when_times_are_measured_agai
         def run_timed(function: Callable[[], Any], _device: object) -> tuple[Any, int]:
             return function(), times.choice((1_000, 100_000, 10_000_000))
 
-        monkeypatch.setattr("chainstay.runtime.options.stage_run.run_timed", run_timed)
+        monkeypatch.setattr("chainstay.runtime.options.instruments.run_timed", run_timed)
         torch.manual_seed(0)
         try:
             chainstay.fit(Midpoints(), (x,), budget=budget, loss=loss_of, repeats=1)
