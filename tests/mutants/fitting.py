@@ -366,9 +366,9 @@ _PLANNING: Final = (
     ),
     Mutant(
         "planning/chain.py",
-        "return uses_options and solution.makespan <",
-        "return uses_options or solution.makespan <",
-        "unit/test_planning.py::test_auto_looks_at_free_discards_where_options_leave_a_plan_slow",
+        "return found.makespan + noticed < best.makespan",
+        "return found.makespan < best.makespan",
+        "unit/test_planning.py::test_auto_takes_free_discards_that_save_enough_to_give_up_a_proof",
     ),
     Mutant(
         "runtime/measures/measured.py",

@@ -158,11 +158,11 @@ class Encoder(nn.Module):
         return torch.as_tensor(hidden)
 
 
-def test_of_a_list_of_several_classes_those_of_most_of_it_are_taken() -> None:
+def test_of_a_list_of_several_classes_what_is_in_a_chain_with_most_of_it_is_taken() -> None:
     chain = intercept(Encoder())
     names = [stage.name for stage in chain.stages]
-    assert names == [*(f"convolutions.{i}" for i in (1, 2, 3)), "layers.0", "layers.1"]
-    assert chain.starts == (0, 3)
+    assert names == [*(f"convolutions.{i}" for i in range(4)), "layers.0", "layers.1"]
+    assert chain.starts == (0, 4)
     require_equal(Encoder())
 
 

@@ -16,7 +16,7 @@ from chainstay.dp import DP
 from chainstay.dp.revolve import Revolve
 from chainstay.errors import ChainstayError, InvalidProfileError
 from chainstay.formulations import CPSAT, MIP
-from chainstay.profiles import ChainArrays, ChainProfile, JoinProfile, Link, OffloadProfile, Stage
+from chainstay.profiles import ChainArrays, ChainProfile, JoinProfile, Link, Stage
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.validation import search
 
@@ -165,7 +165,6 @@ _ENVIRONMENT = ChainProfile(
         lambda: search.optimum(_ENVIRONMENT, 100),
         lambda: solve_hybrid(_ENVIRONMENT, 100, link=Link(bandwidth=1)),
         lambda: JoinProfile(branches=(_ENVIRONMENT,), tail=None),
-        lambda: OffloadProfile.from_chain(_ENVIRONMENT),
     ],
 )
 def test_what_does_not_count_environments_refuses_them(ask: Callable[[], object]) -> None:

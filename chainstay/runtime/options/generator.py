@@ -8,7 +8,7 @@ Operators are run again in the order of the forward, so that changes in place co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -114,6 +114,25 @@ def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
     return [*nx.connected_components(reading), *alone]
 
 
+def recorded_groups(graph: StageGraph, selection: Selection) -> int:
+    """Return how many of these groups autograd records when they are run again."""
+    dropped = [p for p in graph.packs if p.is_dropped(selection.replayed, selection.redrawn)]
+    return sum(
+        _needs_graph(graph, group, [pack for pack in dropped if pack.operator in group])
+        for group in groups_of(graph, selection)
+    )
+
+
+def _needs_graph(graph: StageGraph, group: Collection[int], wanted: Iterable[Pack]) -> bool:
+    steps = [graph.steps[index] for index in group]
+    draws, has_extras = (
+        any(s.traits.generators for s in steps),
+        any(p.extra is not None for p in wanted),
+    )
+    is_plain = all(step.cast is not None or is_graphless(step.node) for step in steps)
+    return draws or has_extras or not is_plain
+
+
 @dataclass(slots=True)
 class _ReplayWriter:
     """Writes the function of one group.
@@ -174,9 +193,7 @@ class _ReplayWriter:
             for pack in wanted
         ]
         function = function_of(self.graph)
-        needs_graph = bool(states or marks) or not all(
-            steps[index].cast is not None or is_graphless(steps[index].node) for index in self.group
-        )
+        needs_graph = _needs_graph(self.stage, self.group, wanted)
         inputs = tuple(self.inputs)
         return ReplayCode(function, inputs, tuple(slots), bool(states), needs_graph)
 

@@ -19,7 +19,12 @@ from chainstay.runtime.execute.handles import (
 )
 from chainstay.runtime.options.front import pareto_front, thinned
 from chainstay.runtime.options.front_hull import convex_front
-from chainstay.runtime.options.generator import generate, groups_of, hooked_packs
+from chainstay.runtime.options.generator import (
+    generate,
+    groups_of,
+    hooked_packs,
+    recorded_groups,
+)
 from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
@@ -35,6 +40,8 @@ _HOOK_TIME: Final = 2_000
 """What setting hooks and taking them away takes."""
 _GROUP_TIME: Final = 50_000
 """What a replay takes besides its operators."""
+_RECORDING_TIME: Final = 50_000
+"""What a replay that autograd records takes more."""
 _CORNERS: Final = 4
 """Corners of the hull of a front: keeping everything, and steady options."""
 
@@ -120,6 +127,7 @@ def _with_hooks(graph: StageGraph, selection: Selection) -> Selection:
     hooked = hooked_packs(graph, selection)
     hooks = _HOOK_TIME * len(hooked) + _PACK_TIME * sum(map(len, hooked))
     own = _RUN_TIME + hooks + _GROUP_TIME * groups
+    own += _RECORDING_TIME * recorded_groups(graph, selection)
     return replace(selection, replay_time=selection.replay_time + own)
 
 
