@@ -97,10 +97,9 @@ def plan_profile(
                 raise CommandLineError(
                     "--offload is for chains; joins are not offloaded yet, leave it out"
                 )
-            branches = profile.lengths if isinstance(profile, HomogeneousJoin) else profile.branches
-            size = f"{len(branches)} branches, {len(profile)} stages in all"
-            method = transfer_method(options.solving)
-            join = profile
+            join, method = profile, transfer_method(options.solving)
+            branches = join.lengths if isinstance(join, HomogeneousJoin) else join.branches
+            size = f"{len(branches)} branches, {len(join)} stages in all"
             others = iter([solve_strategy("recompute", lambda: solve_join(join, budget, method))])
     strategies = [plain, *others]
     chosen = fastest_strategy(strategies)

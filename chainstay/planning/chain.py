@@ -83,9 +83,8 @@ def solve_measured(
     """Return the fastest schedule found of a measured chain whose own peak is within the budget.
 
     Plain training, if that fits, whatever the method. Otherwise the method's schedule, by what each
-    kind of run costs, options of stages included. ``"auto"`` is the persistent optimum, or a
-    schedule with free discards if that is faster, by 1 % of plain training's time where it is not
-    proved.
+    kind of run costs, options of stages included. ``"auto"`` is the persistent optimum, or a faster
+    schedule with free discards: where that has no proof, by 1 % of plain training's time.
 
     Args:
         measured: What the chain costs, see `chainstay.measure`.

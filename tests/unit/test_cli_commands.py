@@ -156,6 +156,16 @@ def test_a_plan_that_keeps_stages_in_part_is_told_run_and_shown() -> None:
     assert not load_plan("whole.json").choices
 
 
+def test_an_estimated_model_can_be_moved_and_kept_in_part() -> None:
+    line = ("plan", "models.py:cheap", "--device", "T4", "-b", "70%", "--offload")
+    planned = chainstay(*line, "--link", "1000GB/s")
+    assert planned.exit_code == 0, planned.output
+    assert "not applicable" not in planned.stdout
+    plan = load_plan("plan.json")
+    assert any(op.kind.is_transfer for op in plan.solution.schedule)
+    assert chainstay("report", "plan.json", "-o", "plan.html").exit_code == 0
+
+
 def test_a_way_that_does_not_fit_as_it_runs_is_one_row_of_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

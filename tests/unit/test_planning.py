@@ -538,6 +538,29 @@ def test_auto_takes_free_discards_that_save_enough_to_give_up_a_proof(
             assert solve_measured(measured, budget).schedule == kept.schedule
 
 
+def test_what_needs_most_has_no_size_below_zero() -> None:
+    """Its backward finds less in memory than counts as stored: all is what others store."""
+    cost = StageCost(
+        name="pool",
+        forward_time=1,
+        backward_time=1,
+        output_bytes=1000,
+        saved_bytes=1000,
+        gradient_bytes=1000,
+        recording_bytes=0,
+        dropping_bytes=0,
+        backward_bytes=-1,
+        environment_bytes=0,
+        random_bytes=0,
+    )
+    account = Account(input_bytes=10, input_gradient_bytes=0, stages=(cost,) * 3, skips=())
+    with pytest.raises(
+        InfeasibleBudgetError, match=r"the backward of stage \d \(pool\) needs most"
+    ) as refusal:
+        solve_measured(measured_as(account), 1)
+    assert "itself alone" not in str(refusal.value)
+
+
 @dataclass(frozen=True)
 class Renewing(DP):
     """Makes the input of stage 1, which is kept in part, once more before its backward."""

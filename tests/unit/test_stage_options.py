@@ -20,6 +20,8 @@ from chainstay.runtime.measures import option_costs
 from chainstay.runtime.measures.costs import observe_chain, timed, trace_chain
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.option_costs import observe_options
+from chainstay.runtime.options import option
+from chainstay.runtime.options.front import pareto_front
 from chainstay.runtime.options.generator import groups_of
 from chainstay.runtime.options.graph import trace_stage
 from chainstay.runtime.options.option import (
@@ -396,3 +398,19 @@ def test_a_part_says_what_the_stage_says() -> None:
     part, stage = OptionPart(option), option.code.graph.stage
     assert part.effects == stage.effects == Effects(reads=stage.effects.reads)
     assert part.text.startswith("drops ")
+
+
+def test_a_replay_that_autograd_records_is_known_to_take_longer() -> None:
+    layers = (nn.Linear(8, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(0.1))
+    _, _, ((graph, _), *_) = traced(nn.Sequential(*layers), torch.randn(4, 8))
+    assert graph is not None
+    recorded = []
+    for choice in pareto_front(graph.operators):
+        if not choice.drops:
+            continue
+        known = option._with_hooks(graph, choice)  # what the runtime takes itself
+        replays = option_of(graph, choice).code.replays
+        recorded.append(sum(replay.needs_graph for replay in replays))
+        own = known.replay_time - choice.replay_time
+        assert own > 50_000 * (len(replays) + recorded[-1])
+    assert {0, 1} <= {*recorded}

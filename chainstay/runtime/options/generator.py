@@ -44,11 +44,7 @@ def generate(graph: StageGraph, selection: Selection) -> OptionCode:
     packs: list[tuple[int, int] | None] = [None] * len(graph.packs)
     replays: list[ReplayCode] = []
     for group in groups_of(graph, selection):
-        wanted = {
-            index: pack
-            for index, pack in enumerate(graph.packs)
-            if pack.operator in group and pack.is_dropped(selection.replayed, selection.redrawn)
-        }
+        wanted = _wanted(graph, group, selection)
         if wanted:
             for slot, index in enumerate(wanted):
                 packs[index] = len(replays), slot
@@ -114,23 +110,28 @@ def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
     return [*nx.connected_components(reading), *alone]
 
 
-def recorded_groups(graph: StageGraph, selection: Selection) -> int:
-    """Return how many of these groups autograd records when they are run again."""
-    dropped = [p for p in graph.packs if p.is_dropped(selection.replayed, selection.redrawn)]
-    return sum(
-        _needs_graph(graph, group, [pack for pack in dropped if pack.operator in group])
-        for group in groups_of(graph, selection)
-    )
+def is_recorded(graph: StageGraph, group: Collection[int], selection: Selection) -> bool:
+    """Return whether autograd records the operators of a group when they are run again."""
+    return _needs_graph(graph, group, _wanted(graph, group, selection).values())
+
+
+def _wanted(graph: StageGraph, group: Collection[int], selection: Selection) -> dict[int, Pack]:
+    """Return the saved tensors that a group makes again, by number."""
+    return {
+        index: pack
+        for index, pack in enumerate(graph.packs)
+        if pack.operator in group and pack.is_dropped(selection.replayed, selection.redrawn)
+    }
 
 
 def _needs_graph(graph: StageGraph, group: Collection[int], wanted: Iterable[Pack]) -> bool:
+    """Return whether a group draws, makes what operators save, or has operators with a graph."""
     steps = [graph.steps[index] for index in group]
-    draws, has_extras = (
-        any(s.traits.generators for s in steps),
-        any(p.extra is not None for p in wanted),
+    return (
+        any(step.traits.generators for step in steps)
+        or any(pack.extra is not None for pack in wanted)
+        or not all(step.cast is not None or is_graphless(step.node) for step in steps)
     )
-    is_plain = all(step.cast is not None or is_graphless(step.node) for step in steps)
-    return draws or has_extras or not is_plain
 
 
 @dataclass(slots=True)

@@ -19,12 +19,7 @@ from chainstay.runtime.execute.handles import (
 )
 from chainstay.runtime.options.front import pareto_front, thinned
 from chainstay.runtime.options.front_hull import convex_front
-from chainstay.runtime.options.generator import (
-    generate,
-    groups_of,
-    hooked_packs,
-    recorded_groups,
-)
+from chainstay.runtime.options.generator import generate, groups_of, hooked_packs, is_recorded
 from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
@@ -39,7 +34,7 @@ _PACK_TIME: Final = 6_000
 _HOOK_TIME: Final = 2_000
 """What setting hooks and taking them away takes."""
 _GROUP_TIME: Final = 50_000
-"""What a replay takes besides its operators."""
+"""What a replay takes besides its operators, in ns as all of these."""
 _RECORDING_TIME: Final = 50_000
 """What a replay that autograd records takes more."""
 _CORNERS: Final = 4
@@ -121,13 +116,13 @@ def stage_options(
 
 def _with_hooks(graph: StageGraph, selection: Selection) -> Selection:
     """Return the selection with the runtime's own work in its time."""
-    groups = len(groups_of(graph, selection))
+    groups = groups_of(graph, selection)
     if not groups:
         return selection
     hooked = hooked_packs(graph, selection)
     hooks = _HOOK_TIME * len(hooked) + _PACK_TIME * sum(map(len, hooked))
-    own = _RUN_TIME + hooks + _GROUP_TIME * groups
-    own += _RECORDING_TIME * recorded_groups(graph, selection)
+    recorded = sum(is_recorded(graph, group, selection) for group in groups)
+    own = _RUN_TIME + hooks + _GROUP_TIME * len(groups) + _RECORDING_TIME * recorded
     return replace(selection, replay_time=selection.replay_time + own)
 
 
