@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 import torch
 from simulated_device.networks import NETWORKS, Case, build, chain_of, differences, record, step
+from simulated_device.place import KIND
 from simulated_device.sim import Extension
 
 import chainstay
@@ -109,3 +110,47 @@ def test_what_is_kept_in_part_is_away_too(seed: int, device: Extension) -> None:
     trace = trace_memory(lambda: step(case, planned), case.batch.device)
     assert trace.peak_bytes + case.batch.nbytes <= budget
     planned.close()
+
+
+@pytest.mark.parametrize("share", ["100%", "60%"])
+def test_a_peak_under_autocast_is_the_predicted_one(share: str) -> None:
+    """Copies stand through the step, of the weights that autocast casts: not of an embedding's."""
+    case = build("GPT-2")
+
+    def one_step() -> None:
+        with torch.autocast(KIND, torch.bfloat16):
+            step(case, planned)
+
+    with torch.autocast(KIND, torch.bfloat16):
+        measured = measure(chain_of(case), case.batch, loss=case.loss, repeats=1, progress=False)
+    solution = chainstay.solve_measured(measured, share, method="dp")
+    planned = measured.planned(solution)
+    for parameter in case.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    one_step()
+    trace = trace_memory(one_step, case.batch.device)
+    scalars = 16
+    needed = trace.peak_bytes + case.batch.nbytes
+    assert needed - scalars <= solution.peak_bytes <= needed + scalars
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8])
+def test_under_autocast_the_first_plan_is_within_the_budget(
+    share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gradients of weights and of their copies are there beside what is kept, or kept in part."""
+    case = build("U-Net")
+    with torch.autocast(KIND, torch.bfloat16):
+        chainstay.fit(
+            case.model,
+            (case.batch,),
+            budget=share,
+            loss=case.loss,
+            offload=False,
+            method="dp",
+            repeats=1,
+            progress=True,
+        )
+    said = capsys.readouterr().err
+    assert "planned for" in said
+    assert "were predicted" not in said

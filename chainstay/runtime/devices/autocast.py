@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Self
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from chainstay.runtime.devices.device import default_device
+from chainstay.runtime.devices.kernel_watch import KernelCall, KernelWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +98,56 @@ def has_outdated_copies(weights: Iterable[torch.Tensor], device: torch.device) -
         copies.versions.setdefault(id(weight), weight._version) != weight._version  # noqa: SLF001  # torch tells it no other way
         for weight in weights
     )
+
+
+@dataclass(eq=False)
+class CopiesOfWeights(KernelWatch):
+    """A context that serves autocast's copies of weights, in place of its cache.
+
+    It may be entered many times: a copy is made once, and stays as long as this object does. Each
+    run inside gets copies with autograd nodes of their own, as a step's first run does. Copies from
+    the cache would have the nodes of an earlier run, which autograd goes back through last: the
+    gradients of weights would be made after the activations have gone, and not beside them.
+
+    Attributes:
+        dtype: The low precision.
+    """
+
+    dtype: torch.dtype
+    _made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _had_cache: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all copies."""
+        return sum(copy.untyped_storage().nbytes() for _, copy in self._made.values())
+
+    def __enter__(self) -> Self:
+        self._had_cache = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        torch.set_autocast_cache_enabled(self._had_cache)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is not torch.ops.aten._to_copy.default:  # noqa: SLF001  # the operator's own name
+            return func(*args, **(kwargs or {}))
+        weight = args[0]
+        if id(weight) not in self._made:
+            copy = func(*args, **(kwargs or {}))
+            is_weight = weight.is_leaf and weight.requires_grad and weight.dtype == torch.float32
+            if not is_weight or copy.dtype != self.dtype:
+                return copy
+            self._made[id(weight)] = weight, copy
+        return torch.ops.aten.alias(self._made[id(weight)][1])
+
+    def see(self, call: KernelCall) -> None:
+        """Look at nothing more."""

@@ -389,8 +389,9 @@ def lasting_bytes(
     That is what forwards cannot drop, the value and the gradient of the loss, and autocast's copies
     of leaves, those of `others` included.
     """
-    total = autocast_copies_bytes([*(seen.leaves for seen in observed), others], autocast)
+    total = autocast_copies_bytes(others, autocast)
     for seen, memory in zip(observed, memories, strict=True):
+        total += memory.copied_bytes
         if seen.stage.is_loss:
             total += seen.made_bytes + memory.output_gradients.allocated_bytes
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from chainstay.runtime.capture.trials.isolation import zeroed_gradients
+from chainstay.runtime.devices.autocast import Autocast, CopiesOfWeights
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.measures.boundary import Gradients, seeded, swallow, waiting_for
@@ -38,6 +39,7 @@ class StageMemory:
         backward_peak: During the backward, which begins without the output unless the
             graph holds it.
         left_bytes: Held after the backward, by parts of the graph that got no gradient.
+        copied_bytes: Autocast's copies of weights. They are below all these levels.
         output_gradients: How those that enter the backward lie.
         input_gradients: How those that leave it lie.
         leaf_gradients: What holds the gradients of its leaves, by leaf.
@@ -54,6 +56,7 @@ class StageMemory:
     dropped_peak: int
     backward_peak: int
     left_bytes: int
+    copied_bytes: int
     output_gradients: Gradients
     input_gradients: Gradients
     leaf_gradients: tuple[LeafGradient, ...]
@@ -83,6 +86,8 @@ class StageProbe:
     input_gradients: Gradients | None = None
     drops: bool = True
     uses: LeafUses | None = None
+    _copies: CopiesOfWeights | None = None
+    _copied_bytes: int = 0
     _input: State = ()
     _output: State = ()
     _root: torch.Tensor | None = None
@@ -100,7 +105,7 @@ class StageProbe:
         """
         self.input_gradients = Gradients((None,) * len(source), tuple(range(len(source))))
         with zeroed_gradients(self.leaves):
-            yield partial(self._begin, device)
+            yield partial(self._begin, source, device, devices)
             yield partial(self._make_input, source, devices)
             yield self._forward
             yield self._release_output
@@ -110,7 +115,10 @@ class StageProbe:
             if self.drops:
                 yield partial(self._make_input, source, devices)
                 yield self._forward_dropping
+        if self._copies is not None:
+            self._copied_bytes = self._copies.bytes
         self._input = self._output = ()
+        self._copies = None
 
     def memory(self, traces: Iterator[MemoryTrace]) -> StageMemory:
         """Levels from the traces of `phases`, taken from the front of `traces`."""
@@ -128,6 +136,7 @@ class StageProbe:
             dropped_peak=dropped.peak_bytes - after.end_bytes,
             backward_peak=backward.peak_bytes - base,
             left_bytes=left.end_bytes - after.end_bytes,
+            copied_bytes=self._copied_bytes,
             output_gradients=self.output_gradients,
             input_gradients=self.input_gradients,
             leaf_gradients=self.leaf_gradients,
@@ -144,8 +153,20 @@ class StageProbe:
         indices = range(len(self.leaves))
         return tuple(self._leaf_gradients.get(index, LeafGradient()) for index in indices)
 
-    def _begin(self, device: torch.device) -> None:
-        """Marks the level before the stage."""
+    def _begin(
+        self, source: State, device: torch.device, devices: Sequence[torch.device] | None
+    ) -> None:
+        """Marks the level before the stage, with autocast's copies of its weights."""
+        autocast = Autocast.now(device)
+        if autocast is not None and autocast.has_cache:
+            if device.type != "cpu":
+                # The cache is one of all threads, and empty once a replay's autocast has ended in
+                # the thread in which an accelerator runs backwards: levels fell under the base.
+                torch.clear_autocast_cache()
+            self._copies = CopiesOfWeights(autocast.dtype)
+            self._make_input(source, devices)
+            self._forward()
+            self._input = self._output = ()
         if self.uses and self.uses.before:
             self._behind = waiting_for(self.uses.before, device)
 
@@ -153,7 +174,8 @@ class StageProbe:
         self._input = copied(source, devices)
 
     def _forward(self) -> None:
-        self._output = self.stage(self._incoming(), self.shared)
+        with self._copies or nullcontext():
+            self._output = self.stage(self._incoming(), self.shared)
 
     def _release_output(self) -> None:
         if self.output_gradients is None:
@@ -207,7 +229,7 @@ class StageProbe:
                 self._addresses += [address] * is_held
 
     def _forward_dropping(self) -> None:
-        with dropping():
+        with dropping(), self._copies or nullcontext():
             self._output = self.stage(self._incoming(), self.shared)
 
     def _incoming(self) -> State:

@@ -4,8 +4,9 @@
   from the backward of its highest use to that of its lowest, where the sum is complete: like
   the gradient of a tensor that is part of all states between, so it is a `Skip` without bytes.
   At every lower use the new summand is added to the old sum, in place if that lies apart.
-* Autocast keeps a low-precision copy of every weight it has cast until it ends. Measuring
-  runs under the caller's autocast, where those copies exist from the first run on.
+* Autocast keeps a low-precision copy of every weight it has cast until it ends. A stage is run
+  alone above its copies (`CopiesOfWeights`). A weight of two stages may have two: one in the graph
+  of a stage that was kept, one made when the other stage runs again after the cache has gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from chainstay.profiles import Skip
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.stage.states import is_among
+from chainstay.runtime.stage.states import State, is_among
 
 _Leaves = Sequence[tuple[torch.Tensor, ...]]
 
@@ -137,17 +138,12 @@ class TiedGradients:
         )
 
 
-def autocast_copies_bytes(leaves: _Leaves, autocast: Autocast | None) -> int:
-    """Return the bytes of autocast's copies of `leaves`, one per stage that uses a leaf.
-
-    A leaf of two stages may have two copies: one in the graph of a stage that was kept,
-    one made when the other stage runs again after the cache has gone.
-    """
+def autocast_copies_bytes(leaves: State, autocast: Autocast | None) -> int:
+    """Return the bytes of autocast's copies of `leaves`, should it cast all of them."""
     if autocast is None or not autocast.has_cache:
         return 0
     return sum(
         leaf.numel() * autocast.dtype.itemsize
-        for stage_leaves in leaves
-        for leaf in stage_leaves
+        for leaf in leaves
         if leaf.dtype == torch.float32  # autocast caches no other type
     )
