@@ -132,8 +132,9 @@ def what_needs_most(measured: Measurement, smallest: Solution) -> str:
     else:
         step, at = "backward", max(costs, key=lambda cost: cost.backward_bytes).backward_operator
     # Below 0 where something that counts as stored is gone by then: all is what others store.
-    alone = f", {format_bytes(overhead)} for itself alone" * (overhead > 0)
-    return f"the {step} of {stages} needs most{alone}{at and f' at {at}'}"
+    own, stored = format_bytes(overhead), format_bytes(highest.during_bytes - overhead)
+    sizes = f", {own} for itself beside {stored} stored" * (overhead > 0)
+    return f"the {step} of {stages} needs most{sizes}{at and f', at {at}'}"
 
 
 def _run_as_one(account: Account, schedule: Schedule, op: Op) -> Sequence[StageCost]:

@@ -43,6 +43,7 @@ from chainstay.profiles import ChainProfile, Skip
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
+from chainstay.units import format_bytes
 from chainstay.validation.simulate import Replay
 
 _MEASURED = measure(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), repeats=1)
@@ -538,8 +539,8 @@ def test_auto_takes_free_discards_that_save_enough_to_give_up_a_proof(
             assert solve_measured(measured, budget).schedule == kept.schedule
 
 
-def test_what_needs_most_has_no_size_below_zero() -> None:
-    """Its backward finds less in memory than counts as stored: all is what others store."""
+def least_refused(*, backward_bytes: int) -> InfeasibleBudgetError:
+    """The refusal of a budget of one byte for three pools, of which no forward needs anything."""
     cost = StageCost(
         name="pool",
         forward_time=1,
@@ -549,7 +550,7 @@ def test_what_needs_most_has_no_size_below_zero() -> None:
         gradient_bytes=1000,
         recording_bytes=0,
         dropping_bytes=0,
-        backward_bytes=-1,
+        backward_bytes=backward_bytes,
         environment_bytes=0,
         random_bytes=0,
     )
@@ -558,7 +559,18 @@ def test_what_needs_most_has_no_size_below_zero() -> None:
         InfeasibleBudgetError, match=r"the backward of stage \d \(pool\) needs most"
     ) as refusal:
         solve_measured(measured_as(account), 1)
-    assert "itself alone" not in str(refusal.value)
+    return refusal.value
+
+
+def test_what_needs_most_is_told_with_what_is_stored_beside_it() -> None:
+    error = least_refused(backward_bytes=500)
+    stored = format_bytes(error.required - 500)
+    assert f"needs most, 500 bytes for itself beside {stored} stored. " in str(error)
+
+
+def test_what_needs_most_has_no_size_below_zero() -> None:
+    """Its backward finds less in memory than counts as stored: all is what others store."""
+    assert "for itself" not in str(least_refused(backward_bytes=-1))
 
 
 @dataclass(frozen=True)
