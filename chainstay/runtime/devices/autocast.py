@@ -138,16 +138,23 @@ class CopiesOfWeights(KernelWatch):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is not torch.ops.aten._to_copy.default:  # noqa: SLF001  # the operator's own name
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if not self._is_cast(func, args, kwargs):
+            return func(*args, **kwargs)
         weight = args[0]
         if id(weight) not in self._made:
-            copy = func(*args, **(kwargs or {}))
-            is_weight = weight.is_leaf and weight.requires_grad and weight.dtype == torch.float32
-            if not is_weight or copy.dtype != self.dtype:
-                return copy
-            self._made[id(weight)] = weight, copy
+            self._made[id(weight)] = weight, func(*args, **kwargs)
         return torch.ops.aten.alias(self._made[id(weight)][1])
+
+    def _is_cast(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether a kernel makes what autocast keeps in its cache."""
+        if func is not torch.ops.aten._to_copy.default or "device" in kwargs:  # noqa: SLF001  # the operator's own name
+            return False
+        (weight,) = args
+        is_weight = weight.is_leaf and weight.requires_grad and weight.dtype == torch.float32
+        return is_weight and kwargs.get("dtype") == self.dtype
 
     def see(self, call: KernelCall) -> None:
         """Look at nothing more."""
