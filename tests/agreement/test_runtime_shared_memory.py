@@ -228,6 +228,30 @@ def test_a_predicted_peak_is_the_measured_one(make: Callable[[], Case], share: f
     assert peak <= solution.peak_bytes <= 1.001 * peak
 
 
+def test_plain_training_under_autocast_needs_what_is_predicted() -> None:
+    """Copies stand through the step, of the weights that autocast casts: not of an embedding's."""
+    torch.manual_seed(0)
+    layers = (Block(32, 128) for _ in range(4))
+    model = nn.Sequential(nn.Embedding(1000, 32), *layers, nn.LayerNorm(32), nn.Linear(32, 4))
+    tokens = torch.randint(0, 1000, (8, 16))
+    with AUTOCAST():
+        measured = measure(model, tokens, loss=square, repeats=1)
+    solution = chainstay.solve_measured(measured, "100%")
+    planned = measured.planned(solution)
+
+    def step() -> None:
+        with AUTOCAST():
+            output = planned(tokens)
+            square(output).backward()
+
+    for parameter in planned.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step()
+    scalars = 16
+    peak = trace_memory(step, "cpu").peak_bytes + tokens.nbytes
+    assert peak <= solution.peak_bytes <= peak + scalars
+
+
 def test_a_gradient_of_several_stages_waits_beside_those_between_them() -> None:
     """Two models differ in nothing but that two stages share their weights."""
     apart = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(5)))

@@ -357,6 +357,33 @@ MUTANTS: Final = (
         "agreement/test_operator_parts.py::test_parts_that_give_other_bits_are_not_used",
     ),
     Mutant(
+        "runtime/devices/autocast.py",
+        "self._made[id(weight)][1])",
+        "self._made[id(weight)][1].clone())",
+        "agreement/test_runtime_shared_memory.py::"
+        "test_plain_training_under_autocast_needs_what_is_predicted",
+    ),
+    Mutant(
+        "runtime/devices/autocast.py",
+        'return is_weight and kwargs.get("dtype") == self.dtype',
+        "return is_weight",
+        "unit/test_copies_of_weights.py::test_other_casts_are_made_as_they_are_asked_for",
+    ),
+    Mutant(
+        "runtime/devices/autocast.py",
+        "torch.set_autocast_cache_enabled(False)",
+        "pass",
+        "unit/test_copies_of_weights.py::"
+        "test_a_copy_is_made_once_and_has_a_node_of_its_own_in_each_run",
+    ),
+    Mutant(
+        "runtime/measures/costs.py",
+        "        total += memory.copied_bytes\n",
+        "",
+        "agreement/test_runtime_shared_memory.py::"
+        "test_plain_training_under_autocast_needs_what_is_predicted",
+    ),
+    Mutant(
         "runtime/options/table.py",
         "    if has_outdated_copies(",
         "    if not has_outdated_copies(",
