@@ -10,7 +10,7 @@
 `device_memory`     what is free on a device for a training step
 `kernel_watch`      a look at every kernel that runs
 `random_kernels`    which of them may draw random numbers
-`autocast`          autocast's settings
+`autocast`          autocast's settings, and its copies of weights
 `backend_settings`  settings of torch's kernels
 `generators`        random numbers that are not torch's
 `sharding`          parameters spread over several processes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from chainstay.runtime.devices.device import default_device
-from chainstay.runtime.devices.kernel_watch import KernelCall, KernelWatch
+from chainstay.runtime.devices.kernel_watch import KernelWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class CopiesOfWeights(KernelWatch):
     """
 
     dtype: torch.dtype
-    _made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by identity
     _had_cache: bool = False
 
     @property
@@ -123,38 +123,25 @@ class CopiesOfWeights(KernelWatch):
         return sum(copy.untyped_storage().nbytes() for _, copy in self._made.values())
 
     def __enter__(self) -> Self:
+        super().__enter__()
         self._had_cache = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
-        return super().__enter__()
+        return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
         torch.set_autocast_cache_enabled(self._had_cache)
+        super().__exit__(*error)
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+    def run(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        if not self._is_cast(func, args, kwargs):
+        """Run a kernel; one that casts a weight gives an alias of the copy that is there."""
+        if func is not torch.ops.aten._to_copy.default or "device" in kwargs:  # noqa: SLF001  # the operator's own name
             return func(*args, **kwargs)
-        weight = args[0]
+        (weight,) = args
+        is_weight = weight.is_leaf and weight.requires_grad and weight.dtype == torch.float32
+        if not is_weight or kwargs.get("dtype") != self.dtype:
+            return func(*args, **kwargs)
         if id(weight) not in self._made:
             self._made[id(weight)] = weight, func(*args, **kwargs)
         return torch.ops.aten.alias(self._made[id(weight)][1])
-
-    def _is_cast(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
-        """Whether a kernel makes what autocast keeps in its cache."""
-        if func is not torch.ops.aten._to_copy.default or "device" in kwargs:  # noqa: SLF001  # the operator's own name
-            return False
-        (weight,) = args
-        is_weight = weight.is_leaf and weight.requires_grad and weight.dtype == torch.float32
-        return is_weight and kwargs.get("dtype") == self.dtype
-
-    def see(self, call: KernelCall) -> None:
-        """Look at nothing more."""

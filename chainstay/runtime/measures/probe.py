@@ -39,7 +39,7 @@ class StageMemory:
         backward_peak: During the backward, which begins without the output unless the
             graph holds it.
         left_bytes: Held after the backward, by parts of the graph that got no gradient.
-        copied_bytes: Autocast's copies of weights. They are below all these levels.
+        copied_bytes: Of autocast's copies of the stage's weights, which no level above includes.
         output_gradients: How those that enter the backward lie.
         input_gradients: How those that leave it lie.
         leaf_gradients: What holds the gradients of its leaves, by leaf.
@@ -160,8 +160,9 @@ class StageProbe:
         autocast = Autocast.now(device)
         if autocast is not None and autocast.has_cache:
             if device.type != "cpu":
-                # The cache is one of all threads, and empty once a replay's autocast has ended in
-                # the thread in which an accelerator runs backwards: levels fell under the base.
+                # An accelerator runs backwards in a thread of its own. Where a replay leaves
+                # autocast there, torch empties the cache of all threads: copies that were counted
+                # in the base would be missing in later levels.
                 torch.clear_autocast_cache()
             self._copies = CopiesOfWeights(autocast.dtype)
             self._make_input(source, devices)
