@@ -13,7 +13,7 @@ import chainstay
 from chainstay import PlanMismatchError
 from option_families import FAMILIES
 from training_conditions import keeps_in_part
-from twins import SAMPLE, Stack, peak_of, require_trains_equally, shown
+from twins import SAMPLE, Call, Stack, batch, peak_of, require_trains_equally, shown
 from zoo import loss_of
 
 each_way = pytest.mark.parametrize("by", ["graph", "blocks"])
@@ -148,11 +148,13 @@ class Adapted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.norm = nn.LayerNorm(16)
         self.whole = nn.Linear(16, 64).requires_grad_(requires_grad=False)
         self.down, self.up = nn.Linear(16, 4, bias=False), nn.Linear(4, 64, bias=False)
         self.back = nn.Linear(64, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
         whole = self.whole(x)
         hidden = nn.functional.gelu(whole + self.up(self.down(x)).to(whole.dtype))
         result: torch.Tensor = self.back(nn.functional.dropout(hidden, 0.1))
@@ -170,8 +172,9 @@ class Entering(Stack):
 
 
 def test_blocks_are_measured_under_the_autocast_that_the_model_enters() -> None:
-    model = require_trains_equally(lambda: Entering(Adapted), SAMPLE)
+    sample = Call((batch(512, 16),))  # large, so that activations take more than weights
+    model = require_trains_equally(lambda: Entering(Adapted), sample)
     assert "by blocks" in str(shown(model))
-    assert keeps_in_part(model)
-    measured = peak_of(model, *SAMPLE.args) + SAMPLE.args[0].nbytes
-    assert measured <= shown(model).solution.peak_bytes <= 1.2 * measured
+    # `peak_of` counts neither the input nor the output, which a caller may hold; they are as large.
+    measured = peak_of(model, *sample.args) + 2 * sample.args[0].nbytes
+    assert measured <= shown(model).solution.peak_bytes <= 1.05 * measured
