@@ -16,6 +16,7 @@ from torch.nn import functional
 from captured_graphs import chain_of
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.execute.environment import Settings
 from chainstay.runtime.measures import option_costs
 from chainstay.runtime.measures.costs import observe_chain, timed, trace_chain
 from chainstay.runtime.measures.measured import measuring
@@ -34,6 +35,7 @@ from chainstay.runtime.options.option import (
     stage_options,
 )
 from chainstay.runtime.options.replay import OptionRun
+from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.special_operators import is_graphless
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.staged_graph import subject_of
@@ -66,7 +68,8 @@ def leanest(
 
 
 def ran(option: Option, state: State, shared: Sequence[Any]) -> tuple[OptionRun, State]:
-    run = OptionRun(option.code, shared, ("the batch",) * len(shared))
+    names = ("the batch",) * len(shared)
+    run = OptionRun(option.code, shared, names, Settings.now(CPU))
     return run, run_option(run, state, 0)
 
 
@@ -400,12 +403,34 @@ def test_a_part_says_what_the_stage_says() -> None:
     assert part.text.startswith("drops ")
 
 
+def test_under_autocast_an_activation_is_made_again_without_a_graph() -> None:
+    seen = []
+
+    def noted(*args: Any) -> tuple[torch.Tensor, ...]:
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
+        return replay.function(*args)
+
+    layers = (nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        chain, inputs, ((graph, _),) = traced(nn.Sequential(*layers), torch.randn(4, 8))
+        assert graph is not None
+        again = frozenset(n for n, step in enumerate(graph.steps) if step.name == "silu")
+        option = option_of(graph, Selection(kept_bytes=0, replay_time=0, replayed=again))
+        (replay,) = option.code.replays
+        code = replace(option.code, replays=(replace(replay, function=noted),))
+        _, (output,) = ran(replace(option, code=code), *chain.begin(inputs))
+    output.sum().backward()
+    assert seen == [(True, False)]
+
+
 def test_a_replay_that_autograd_records_is_known_to_take_longer() -> None:
     layers = (nn.Linear(8, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(0.1))
     _, _, ((graph, _), *_) = traced(nn.Sequential(*layers), torch.randn(4, 8))
     assert graph is not None
     recorded = []
-    for choice in pareto_front(graph.operators):
+    times = [1 if step.name == "silu" else 9 for step in graph.steps]
+    operators = [replace(op, time=t) for op, t in zip(graph.operators, times, strict=True)]
+    for choice in pareto_front(operators):
         if not choice.drops:
             continue
         known = option._with_hooks(graph, choice)  # what the runtime takes itself

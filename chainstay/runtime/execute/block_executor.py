@@ -18,6 +18,7 @@ import torch
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.graphs import BlockGraph
+from chainstay.runtime.devices.backend_settings import backend_settings
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
@@ -71,7 +72,9 @@ class BlockSchedule:
             own = {key: option for key, option in again.items() if option is not None}
             if len(own) < len(again):
                 return None
-        return own if all(option.code.graph.is_for(shared) for option in own.values()) else None
+        backends = backend_settings()
+        graphs = (option.code.graph for option in own.values())
+        return own if all(graph.is_for(shared, backends) for graph in graphs) else None
 
 
 @dataclass(slots=True, eq=False)

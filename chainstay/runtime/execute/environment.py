@@ -6,7 +6,7 @@ settings of autocast and of torch's kernels of its first run, and must leave the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import RLock
@@ -66,7 +66,7 @@ def first_look(
     values, ``poisson`` does. This run shows from which devices' generators it draws.
     """
     effects = stage.effects
-    environment = Environment.capture(stage, effects, shared, device)
+    environment = Environment.capture(stage, effects, shared, Settings.now(device), device)
     output = stage(incoming(stage, state), shared)
     after = random_states(device) if environment.random else ()
     pairs = zip(environment.random, after, strict=True)
@@ -87,6 +87,25 @@ def in_mid_chain(stage: ChainStage, state: State) -> State:
     return incoming(stage, state) if stage.effects.changes_input else non_leaves(state)
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What decides which kernels a stage runs, besides its input.
+
+    Attributes:
+        autocast: Settings of autocast, by kind of device.
+        backends: Settings of torch's kernels.
+    """
+
+    autocast: tuple[_AutocastSetting, ...]
+    backends: BackendSettings
+
+    @classmethod
+    def now(cls, device: torch.device) -> Settings:
+        """Return the present ones, for the host and `device`."""
+        kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
+        return cls(tuple([_autocast_setting(kind) for kind in kinds]), backend_settings())
+
+
 @dataclass(slots=True)
 class Environment:
     """The surroundings of a stage's first run, to be entered again for each later run.
@@ -97,24 +116,28 @@ class Environment:
         written: Copies of the shared values that it changes, by position.
         reads: Positions of those that it only reads, their versions, and whether they require a
             gradient.
-        autocast: Settings of autocast, by kind of device.
-        backends: Settings of torch's kernels.
+        settings: The settings that it ran with.
+        device: Where it ran.
     """
 
     stage: str
     random: RandomStates
     written: dict[int, torch.Tensor]
     reads: tuple[SharedRead, ...]
-    autocast: tuple[_AutocastSetting, ...]
-    backends: BackendSettings
+    settings: Settings
+    device: torch.device
 
     @classmethod
     def capture(
-        cls, stage: ChainStage, effects: Effects, shared: Sequence[Any], device: torch.device
+        cls,
+        stage: ChainStage,
+        effects: Effects,
+        shared: Sequence[Any],
+        settings: Settings,
+        device: torch.device,
     ) -> Environment:
-        """Save what the stage is about to change, and how what it reads is now."""
+        """Save what the stage is about to change, how what it reads is now, and the `settings`."""
         changed = tuple(shared[position] for position in effects.written)
-        kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
         return cls(
             stage=stage.name,
             random=random_states(device, on_host=effects.draws_on_host)
@@ -124,8 +147,8 @@ class Environment:
             reads=tuple(
                 [(p, _place_of(shared[p]), _has_gradient(shared[p])) for p in effects.only_read]
             ),
-            autocast=tuple([_autocast_setting(kind) for kind in kinds]),
-            backends=backend_settings(),
+            settings=settings,
+            device=device,
         )
 
     @classmethod
@@ -179,13 +202,6 @@ class Environment:
             if is_needed and _place_of(shared[position]) != place:
                 raise changed_in_place_error(names[position], f"stage {self.stage}")
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it and the present have neither autocast nor vmap, and the same kernels."""
-        autocast = (is_on or torch.is_autocast_enabled(kind) for kind, is_on, _, _ in self.autocast)
-        has_same_kernels = self.backends == backend_settings()
-        return has_same_kernels and _vmap_level() == 0 and not any(autocast)
-
     def entered(self, shared: Sequence[Any]) -> AbstractContextManager[None]:
         """Run the body in these surroundings; afterwards the present ones are back.
 
@@ -195,13 +211,28 @@ class Environment:
         """
         if (level := _vmap_level()) > 0:
             return self._without_vmap(level, shared)
-        differing = [
-            setting for setting in self.autocast if setting != _autocast_setting(setting[0])
-        ]
-        leaves = self._other_leaves(shared)
-        if not (differing or leaves or self.random or self.backends != backend_settings()):
-            return _NOTHING
-        return self._entered(differing, leaves)
+        contexts = [*self._entered_settings()]
+        if leaves := self._other_leaves(shared):
+            contexts.append(_inverted(leaves))
+        if self.random:
+            contexts.append(_entered_random(self.random))
+        match contexts:
+            case []:
+                return _NOTHING
+            case [context]:
+                return context
+        return _all_of(contexts)
+
+    def _entered_settings(self) -> Iterator[AbstractContextManager[None]]:
+        """Yield what enters the settings, as far as the present ones are others."""
+        if (present := Settings.now(self.device)) == self.settings:
+            return
+        if present.backends != self.settings.backends:
+            yield entered_settings(self.settings.backends)
+        for setting, other in zip(self.settings.autocast, present.autocast, strict=True):
+            if setting != other:
+                kind, is_on, dtype, has_cache = setting
+                yield torch.autocast(kind, dtype=dtype, enabled=is_on, cache_enabled=has_cache)
 
     def _other_leaves(self, shared: Sequence[Any]) -> Sequence[torch.Tensor]:
         """Return the leaves that require a gradient and did not, or the other way round."""
@@ -224,27 +255,24 @@ class Environment:
             for _ in range(level):
                 torch._C._vmapmode_increment_nesting()  # noqa: SLF001  # no public way
 
-    @contextmanager
-    def _entered(
-        self, autocast: Sequence[_AutocastSetting], leaves: Sequence[torch.Tensor]
-    ) -> Iterator[None]:
-        present = tuple([(where, _random_state(where)) for where, _ in self.random])
-        try:
-            restore_random_states(self.random)
-            with ExitStack() as stack:
-                if leaves:
-                    stack.enter_context(_inverted(leaves))
-                if self.backends != backend_settings():
-                    stack.enter_context(entered_settings(self.backends))
-                for device_type, enabled, dtype, cached in autocast:
-                    stack.enter_context(
-                        torch.autocast(
-                            device_type, dtype=dtype, enabled=enabled, cache_enabled=cached
-                        )
-                    )
-                yield
-        finally:
-            restore_random_states(present)
+
+@contextmanager
+def _all_of(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+@contextmanager
+def _entered_random(states: RandomStates) -> Iterator[None]:
+    """Inside, generators go on from `states`."""
+    present = tuple([(where, _random_state(where)) for where, _ in states])
+    restore_random_states(states)
+    try:
+        yield
+    finally:
+        restore_random_states(present)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from chainstay.errors import PlanMismatchError
+from chainstay.runtime.execute.environment import Settings
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
 from chainstay.runtime.options.table import require_repeatable_step, used_options
@@ -72,9 +73,11 @@ class Executor:
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """Return the last state, from the first."""
+        run = self._run(shared)
         if not all(isinstance(step, Stretch) for step in self._steps):
             require_repeatable_step(self.chain.options, shared, self.chain.device)
-        return self._run(shared).forward(state, self._steps)
+            run.settings = Settings.now(self.chain.device)
+        return run.forward(state, self._steps)
 
     def _run(self, shared: Sequence[Any]) -> Run:
         return Run(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 
-from chainstay.runtime.execute.environment import Environment, alone
+from chainstay.runtime.execute.environment import Environment, Settings, alone
 from chainstay.runtime.execute.handles import (
     Capture,
     CapturedEverythingError,
@@ -102,6 +102,8 @@ class Run:
         handles: Per stage, the stand-ins for what it saved.
         transfers: Transfers to host memory and back; ``None`` where all stays.
         held: The parts that may go to the host of the state that the next first run reads.
+        settings: The settings of the whole forward; ``None`` where the model's own code runs
+            between stages, and may change them.
     """
 
     chain: Chain
@@ -114,6 +116,7 @@ class Run:
     handles: dict[int, Handles] = field(default_factory=dict)
     transfers: StepTransfers | None = None
     held: list[MovableStorage] = field(default_factory=list)
+    settings: Settings | None = None
 
     def forward(self, state: State, steps: Iterable[Step | Stretch]) -> State:
         """Run the forward: first runs build the graph, any others go beside it."""
@@ -154,11 +157,12 @@ class Run:
         if step.wanted:
             self._store_inputs(step, state)
         with alone(effects):
+            settings = self.settings or Settings.now(self.chain.device)
             if not step.is_last:
                 self.environments[step.stage] = Environment.capture(
-                    stage, effects, self.shared, self.chain.device
+                    stage, effects, self.shared, settings, self.chain.device
                 )
-            run = self._option_run(step, self.shared)
+            run = self._option_run(step, self.shared, settings)
             if run is not None:
                 policy = self._offload_hook(step, state, self.shared)
                 output = run_option(run, state, step.stage, policy)
@@ -173,8 +177,10 @@ class Run:
                 node.register_prehook(lambda _: self.prepare_backward(last))
         return output
 
-    def _option_run(self, step: Step, shared: Sequence[Any]) -> OptionRun | None:
-        """Return a run with a step's option; ``None`` where everything is kept.
+    def _option_run(
+        self, step: Step, shared: Sequence[Any], settings: Settings
+    ) -> OptionRun | None:
+        """Return a run with a step's option by `settings`; ``None`` where everything is kept.
 
         So it is if the step would not save what it did when its options were measured, as for a
         rate of dropout that is 0 now. Calls of which that is known before have plans of their own.
@@ -182,9 +188,9 @@ class Run:
         if not step.option:
             return None
         option = self.chain.options[step.stage, step.option]
-        if not option.selection.drops or not option.code.graph.is_for(shared):
+        if not option.selection.drops or not option.code.graph.is_for(shared, settings.backends):
             return None
-        return OptionRun(option.code, shared, self.chain.names)
+        return OptionRun(option.code, shared, self.chain.names, settings)
 
     def _run(self, step: Step, state: State, shared: Sequence[Any]) -> State:
         """Run all stages of a step as one: nothing holds on to what one hands to the next."""
@@ -236,7 +242,7 @@ class Run:
 
     def _captured(self, step: Step, given: State, shared: Sequence[Any], capture: Capture) -> State:
         """Run a step again, by its option if it has one, for what `capture` takes of it."""
-        run = self._option_run(step, shared)
+        run = self._option_run(step, shared, Settings.now(self.chain.device))
         if run is None:
             return self._run(step, given, shared)
         capture.stand_in = run.packed

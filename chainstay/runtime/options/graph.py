@@ -135,13 +135,13 @@ class StageGraph:
         ]
         return replace(self, operators=tuple(operators), time=time)
 
-    def is_for(self, shared: Sequence[Any]) -> bool:
-        """Whether a run that may read these values saves and draws what was seen.
+    def is_for(self, shared: Sequence[Any], backends: BackendSettings) -> bool:
+        """Whether a run that may read these values, by `backends`, saves and draws what was seen.
 
         By other settings of kernels, whatever they are, that is not known.
         """
         rates = (shared[self.composition.shared[index]] for index in self.rates)
-        return self.backends == backend_settings() and all(0 < rate < 1 for rate in rates)
+        return self.backends == backends and all(0 < rate < 1 for rate in rates)
 
     def saves_like(self, other: StageGraph) -> bool:
         """Whether what was seen of another stage is the same, but for times and numbers."""

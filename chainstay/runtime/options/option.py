@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.environment import in_mid_chain
+from chainstay.runtime.execute.environment import Settings, in_mid_chain
 from chainstay.runtime.execute.handles import (
     OffloadPolicy,
     is_parameter,
@@ -27,15 +27,18 @@ from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.states import MemoryLayout, State, bytes_of, detached
 
-_RUN_TIME: Final = 20_000
-"""What a run with an option takes besides its operators, in ns (measured, one thread)."""
+_RUN_TIME: Final = 100_000
+"""What a run with an option takes besides its operators, in ns (measured, one thread).
+
+That is behind large tensors, which leave none of the interpreter in the caches; half of it if not.
+"""
 _PACK_TIME: Final = 6_000
 """What hooks around a tensor that is saved take in forward and backward, dropped or not."""
 _HOOK_TIME: Final = 2_000
 """What setting hooks and taking them away takes."""
-_GROUP_TIME: Final = 50_000
+_GROUP_TIME: Final = 80_000
 """What a replay takes besides its operators, in ns as all of these."""
-_RECORDING_TIME: Final = 50_000
+_RECORDING_TIME: Final = 75_000
 """What a replay that autograd records takes more."""
 _CORNERS: Final = 4
 """Corners of the hull of a front: keeping everything, and steady options."""
@@ -221,7 +224,7 @@ class OptionPart:
         """The next state; see `Part`."""
         if not self.option.selection.drops:
             return self.stage(state, shared)
-        run = OptionRun(self.option.code, shared, ("an input of the model",) * len(shared))
+        run = _sample_run(self.option, shared)
         return run_option(run, state, 0)
 
 
@@ -232,7 +235,7 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
     """
     state, shared = given
     stage = option.code.graph.stage
-    run = OptionRun(option.code, shared, ("an input of the model",) * len(shared))
+    run = _sample_run(option, shared)
     saved: list[tuple[torch.Tensor, ReplayHandle]] = []
 
     def pack(tensor: torch.Tensor) -> None:
@@ -249,6 +252,11 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
         return False  # a replay that fails here would fail in training
     finally:
         del output
+
+
+def _sample_run(option: Option, shared: Sequence[Any]) -> OptionRun:
+    names = ("an input of the model",) * len(shared)
+    return OptionRun(option.code, shared, names, Settings.now(option.code.graph.device))
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from chainstay.runtime.options.graph import StageGraph
+from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.states import MemoryLayout
 
 
@@ -124,9 +125,9 @@ class OptionCode:
         return self.graph.stage.effects.tied
 
     @cached_property
-    def shared_reads(self) -> tuple[int, ...]:
-        """Positions of the shared values that replays read and nobody may change."""
-        return self._reads(Origin.SHARED)
+    def replay_effects(self) -> Effects:
+        """The effects of all replays: which shared values they read, and nobody may change."""
+        return Effects(reads=self._reads(Origin.SHARED))
 
     @cached_property
     def state_reads(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from threading import RLock
 from typing import Any, Final
 from weakref import ref
@@ -24,6 +24,7 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.environment import (
     Environment,
     RandomStates,
+    Settings,
     alone,
     random_states,
     restore_random_states,
@@ -81,16 +82,18 @@ class OptionRun:
         code: What to run.
         shared: The values that all stages may read.
         names: What messages call these.
+        settings: The settings of the forward.
         hooks: The hooks for what operators save of which the option drops something; ``None``
             where hooks are around the whole run.
         stashes: Values that the forward has set aside.
-        environment: The settings of the forward.
+        environment: The surroundings of the forward.
         state: What replays read of the incoming state, by position.
     """
 
     code: OptionCode
     shared: Sequence[Any]
     names: Sequence[str]
+    settings: InitVar[Settings]
     hooks: AbstractContextManager[object] | None = None
     stashes: list[Any] = field(init=False)
     environment: Environment = field(init=False)
@@ -99,10 +102,11 @@ class OptionRun:
     _packed: int = 0
     _is_hooked: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, settings: Settings) -> None:
         graph = self.code.graph
-        effects = Effects(reads=self.code.shared_reads)
-        self.environment = Environment.capture(graph.stage, effects, self.shared, graph.device)
+        self.environment = Environment.capture(
+            graph.stage, self.code.replay_effects, self.shared, settings, graph.device
+        )
         self.stashes = [None] * self.code.stashes
         self._groups = [_Group(replay) for replay in self.code.replays]
 
@@ -332,10 +336,10 @@ class _Group:
 
     def _replay(self, run: OptionRun) -> None:
         code, capture = self.code, _SavingHook()
-        if code.needs_graph or not run.environment.is_plain:
+        if code.needs_graph:
             results = self._recorded(run, capture)
         else:
-            with torch.no_grad():
+            with torch.no_grad(), run.environment.entered(run.shared):
                 results = code.function(run.code.root, capture, *self._inputs(run))
         for reference, slot in zip(self.handles, code.slots, strict=True):
             handle = None if reference is None else reference()
@@ -382,9 +386,9 @@ class _Group:
             made = results[slot.source].detach()
         else:
             made = capture.found[slot.source, slot.extra]
-        layout = MemoryLayout.of(made)
-        if layout == slot.layout:
+        if slot.layout.is_that_of(made):
             return made
+        layout = MemoryLayout.of(made)
         if (layout.storage_bytes, layout.dtype) != (slot.layout.storage_bytes, slot.layout.dtype):
             raise PlanMismatchError(
                 f"a tensor {slot.layout} that stage {run.code.graph.stage.name} saved is {layout} "

@@ -47,6 +47,8 @@ def is_graphless(node: fx.Node) -> bool:
     """Whether a node gives the same bits whether or not autograd records it.
 
     Convolutions and products of matrices, for instance, choose other kernels without gradients.
+    Of those that do not, none takes a weight in autocast's low precision: autocast would keep a
+    copy that has no graph, for whoever is next.
     Of a user's own function nobody knows, whatever its name.
     """
     name = operator_name(node)

@@ -63,7 +63,7 @@ def require_repeatable_step(
             step within one context.
     """
     require_repeatable_call(device)
-    read = (position for option in table.values() for position in option.code.shared_reads)
+    read = (position for option in table.values() for position in option.code.replay_effects.reads)
     if has_outdated_copies((w for w in map(shared.__getitem__, read) if is_parameter(w)), device):
         raise PlanMismatchError(
             "a weight has changed inside one context of torch.autocast, which goes on with its "

@@ -63,6 +63,19 @@ class MemoryLayout:
             is_negative=tensor.is_neg(),
         )
 
+    def is_that_of(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` lies like this."""
+        return (
+            tensor.shape == self.size
+            and tensor.stride() == self.stride
+            and tensor.dtype is self.dtype
+            and tensor.untyped_storage().nbytes() == self.storage_bytes
+            and tensor.storage_offset() == self.offset
+            and tensor.device == self.device
+            and tensor.is_conj() is self.is_conjugate
+            and tensor.is_neg() is self.is_negative
+        )
+
     @classmethod
     def usual(cls, tensor: torch.Tensor) -> MemoryLayout:
         """Dense, in the order of the tensor's own dimensions in memory."""
