@@ -316,7 +316,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
-        " or not option.code.graph.is_for(shared)",
+        " or not option.code.graph.is_for(shared, settings.backends)",
         "",
         "agreement/test_fit_options.py::test_a_measured_chain_goes_by_its_plan_under_other_kernels",
     ),
@@ -541,6 +541,30 @@ MUTANTS: Final = (
         "self.found[self.mark, self.number] = tensor.detach()",
         "self.found[self.mark, self.number] = tensor",
         "agreement/test_stage_options.py::test_nothing_is_left_without_a_garbage_collector",
+    ),
+    Mutant(
+        "runtime/options/replay.py",
+        "if code.needs_graph:",
+        "if code.needs_graph or run.environment.settings.autocast[0][1]:",
+        "unit/test_stage_options.py::test_under_autocast_an_activation_is_made_again_without_a_graph",
+    ),
+    Mutant(
+        "runtime/options/replay.py",
+        "with torch.no_grad(), run.environment.entered(run.shared):",
+        "with torch.no_grad():",
+        "unit/test_stage_options.py::test_under_autocast_an_activation_is_made_again_without_a_graph",
+    ),
+    Mutant(
+        "runtime/measures/clock.py",
+        "        torch.clear_autocast_cache()\n        for first in",
+        "        for first in",
+        "unit/test_runtime_measuring.py::test_under_autocast_every_run_of_a_step_casts_its_weights",
+    ),
+    Mutant(
+        "runtime/measures/clock.py",
+        "        torch.clear_autocast_cache()\n        begin",
+        "        begin",
+        "unit/test_runtime_measuring.py::test_under_autocast_every_run_of_a_step_casts_its_weights",
     ),
     Mutant(
         "runtime/options/replay.py",

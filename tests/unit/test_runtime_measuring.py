@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime import MemoryTrace, measure, trace_memory
@@ -241,6 +242,30 @@ def test_times_belong_to_their_stages(monkeypatch: pytest.MonkeyPatch, free_byte
     measured = measure(stages, torch.rand(4, 8), loss=lambda x: ticking(40, 2)(x).sum(), repeats=2)
     times = [(stage.forward_time, stage.backward_time) for stage in measured.profile.stages]
     assert times == [(0, 0), (0, 0), (100, 30), (5, 600), (40, 2)]
+
+
+class _CastsTakeTime(TorchDispatchMode):
+    """The clock goes on by 1 where a weight of 8 x 8 is cast to the low precision."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_cast = func is torch.ops.aten._to_copy.default and result.dtype is torch.bfloat16
+        CLOCK[0] += is_cast and result.shape == (8, 8)
+        return result
+
+
+@pytest.mark.parametrize("free_bytes", [0, 1 << 40], ids=["stage by stage", "in whole steps"])
+def test_under_autocast_every_run_of_a_step_casts_its_weights(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: int
+) -> None:
+    """A run again does so too: in a backward outside of autocast there are no copies any more."""
+    monkeypatch.setattr("chainstay.runtime.devices.cpu.now", lambda: CLOCK[0])
+    monkeypatch.setattr("chainstay.runtime.devices.cpu.unused_host_bytes", lambda: free_bytes)
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+    with torch.autocast("cpu", torch.bfloat16), _CastsTakeTime():  # type: ignore[no-untyped-call]  # as torch has it
+        measured = measure(layers, torch.rand(4, 8), loss=torch.Tensor.mean, repeats=2)
+    times = [(stage.forward_time, stage.backward_time) for stage in measured.profile.stages]
+    assert times == [(1, 0), (1, 0), (1, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("free_bytes", [0, 1 << 40], ids=["stage by stage", "in whole steps"])

@@ -7,7 +7,9 @@ executor itself, with all that this takes: handles, surroundings, recapture. Whe
 not fit in memory, and where parameters come and go, each stage goes backward at once instead.
 Only the end of a pass waits for the device: between stages there are marks in the order of its
 computation. So a stage that the host cannot issue as fast as an accelerator computes it has the
-time that it takes to issue, as in training, and no latency that the next stage would hide.
+time that it takes to issue, as in training, and no latency that the next stage would hide. A pass
+under autocast begins without its copies of weights, which a step makes once, and so does each run
+again: in a backward outside of autocast it has to make its own.
 
 A profile has one forward time, for first runs and for others. It is what one more run
 takes; what a kept stage takes less than that is in its backward time. Where a run again takes
@@ -258,6 +260,7 @@ class _Chain:
         """Each stage's number and times of its forward and, if there is one, of its backward."""
         size = max(count, 1) if self.is_whole else 1  # of a loss alone, nothing runs again
         state = self.source
+        torch.clear_autocast_cache()
         for first in range(0, count, size):
             group = range(first, first + size)
             reached: dict[int, object] = {}
@@ -335,6 +338,7 @@ class _DroppedRun(Run):
 
     def run_again(self, step: Step) -> None:
         """Run the stage again between two marks; see `Run`."""
+        torch.clear_autocast_cache()
         begin = self.clock.mark()
         Run.run_again(self, step)
         self.again.append((begin, self.clock.mark()))
