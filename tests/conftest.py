@@ -8,6 +8,7 @@ the largest networks first.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 import re
@@ -75,6 +76,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def equal_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every stage and every operator take 10 ms, so that no noise decides between plans."""
+    times = itertools.count(step=10_000_000)
+    monkeypatch.setattr("chainstay.runtime.devices.cpu.now", lambda: next(times))
 
 
 @pytest.hookimpl(wrapper=True)

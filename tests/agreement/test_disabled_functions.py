@@ -13,6 +13,8 @@ import chainstay
 from torch_release import IS_TORCH_2_6
 from training_conditions import Sample, differences, keeps_in_part, shown, trained
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 INPUT = torch.randn(16, 8, 32, generator=torch.Generator().manual_seed(1))
 SAMPLE = Sample((INPUT,))
 CALLS: list[str] = []

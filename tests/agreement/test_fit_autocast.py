@@ -16,6 +16,8 @@ from training_conditions import keeps_in_part
 from twins import SAMPLE, Call, Stack, batch, peak_of, require_trains_equally, shown
 from zoo import loss_of
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 each_way = pytest.mark.parametrize("by", ["graph", "blocks"])
 
 

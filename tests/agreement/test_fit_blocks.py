@@ -44,6 +44,8 @@ from training_conditions import (
 )
 from zoo import build, loss_of
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 
 @dataclass(frozen=True)
 class SampleUnder(Sample):

@@ -21,6 +21,8 @@ from chainstay.runtime.stage.staged_graph import PlannedGraph
 from sgd_steps import differences, three_steps
 from training_conditions import RECOMPUTING, SHARES, ShareOf, keeps_in_part, recomputes, shown
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 
 class Averaging(nn.Module):
     """A teacher whose parameters follow a student's in every forward."""

@@ -18,6 +18,8 @@ from chainstay.runtime import trace_memory
 from interrupting import Interrupting, InterruptionError
 from training_conditions import PLANS, SUBJECTS, Sample, differences, fit_to, pair, trained
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", PLANS)
 _PLACES = 10

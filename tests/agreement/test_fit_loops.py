@@ -23,6 +23,8 @@ from training_conditions import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 
 def accumulate(model: nn.Module, sample: Sample, optimizer: Optimizer) -> torch.Tensor:
     """Gradients of three forwards are added up."""

@@ -28,6 +28,8 @@ from training_conditions import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", PLANS)
 

@@ -33,7 +33,10 @@ from training_conditions import (
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", [*SHARES, IN_PART])  # reentrant ones need a graph
 # Dynamo looks at the gradient of whatever it is given, and tests turn warnings into errors.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.usefixtures("equal_times"),
+]
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 
 

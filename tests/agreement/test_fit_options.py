@@ -28,6 +28,8 @@ from training_conditions import Sample, differences, keeps_in_part, recomputes, 
 from twins import peak_of
 from zoo import loss_of
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 each_way = pytest.mark.parametrize("by", ["graph", "blocks"])
 
 
@@ -99,7 +101,7 @@ def test_parts_are_made_again_by_the_kernels_of_the_forward() -> None:
     (made,) = shown(planned).planner.known.values()
     assert isinstance(made, PlannedGraph)
     staged, expected = made.staged, gradients(plain)
-    assert any(option.name == "drops gelu" for option in staged.chain.options.values())
+    assert any("gelu" in option.name for option in staged.chain.options.values())
     for (first, number), option in staged.chain.options.items():
         kept = [n for n in range(len(staged.chain.stages)) if not first < n < first + option.stages]
         ops = [f"Fa{stage}.{number}" if stage == first else f"Fa{stage}" for stage in kept]

@@ -20,6 +20,8 @@ from chainstay.runtime.devices.generators import OtherGenerators
 from sgd_steps import differences, three_steps
 from training_conditions import RECOMPUTING, keeps_in_part, recomputes
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 DRAWS: dict[str, Callable[[], float]] = {
     "Python": random.random,
     "NumPy": lambda: float(np.random.random()),  # noqa: NPY002  # the global one is what is tried

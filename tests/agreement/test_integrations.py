@@ -30,7 +30,10 @@ from training_conditions import (
 from zoo import loss_of
 
 LEAST = FitSettings(budget=RECOMPUTING, method=ShareOf(Fraction(0)), repeats=1)
-pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # the libraries' own
+    pytest.mark.usefixtures("equal_times"),
+]
 
 
 @pytest.fixture

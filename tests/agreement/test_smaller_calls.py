@@ -24,6 +24,8 @@ from training_conditions import Sample, differences, keeps_in_part, recomputes, 
 from twins import peak_of
 from zoo import loss_of
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[object]:

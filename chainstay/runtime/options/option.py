@@ -30,7 +30,7 @@ from chainstay.runtime.stage.states import MemoryLayout, State, bytes_of, detach
 _RUN_TIME: Final = 100_000
 """What a run with an option takes besides its operators, in ns (measured, one thread).
 
-That is behind large tensors, which leave none of the interpreter in the caches; half of it if not.
+It is that much behind large tensors, which leave nothing of the interpreter in the caches.
 """
 _PACK_TIME: Final = 6_000
 """What hooks around a tensor that is saved take in forward and backward, dropped or not."""
