@@ -73,10 +73,12 @@ class Executor:
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """Return the last state, from the first."""
-        run = self._run(shared)
+        settings = None
         if not all(isinstance(step, Stretch) for step in self._steps):
             require_repeatable_step(self.chain.options, shared, self.chain.device)
-            run.settings = Settings.now(self.chain.device)
+            settings = Settings.now(self.chain.device)
+        run = self._run(shared)
+        run.settings = settings
         return run.forward(state, self._steps)
 
     def _run(self, shared: Sequence[Any]) -> Run:
