@@ -177,6 +177,7 @@ def test_blocks_are_measured_under_the_autocast_that_the_model_enters() -> None:
     sample = Call((batch(512, 16),))  # large, so that activations take more than weights
     model = require_trains_equally(lambda: Entering(Adapted), sample)
     assert "by blocks" in str(shown(model))
+    assert keeps_in_part(model)
     # `peak_of` counts neither the input nor the output, which a caller may hold; they are as large.
     measured = peak_of(model, *sample.args) + 2 * sample.args[0].nbytes
     assert measured <= shown(model).solution.peak_bytes <= 1.05 * measured

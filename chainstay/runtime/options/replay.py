@@ -103,10 +103,9 @@ class OptionRun:
     _is_hooked: bool = False
 
     def __post_init__(self, settings: Settings) -> None:
-        graph = self.code.graph
-        self.environment = Environment.capture(
-            graph.stage, self.code.replay_effects, self.shared, settings, graph.device
-        )
+        graph, effects = self.code.graph, self.code.replay_effects
+        stage, device = graph.stage, graph.device
+        self.environment = Environment.capture(stage, effects, self.shared, settings, device)
         self.stashes = [None] * self.code.stashes
         self._groups = [_Group(replay) for replay in self.code.replays]
 
@@ -228,7 +227,7 @@ class _SavingHook:
     """Pack hook of a replay: keeps what marked operators save, and has them draw as they did."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[int, int], torch.Tensor] = {}
+        self.found: dict[tuple[int, int | None], torch.Tensor] = {}
         self.present: RandomStates = ()
         self.mark = -1
         self.number = 0
@@ -349,10 +348,9 @@ class _Group:
 
     def _recorded(self, run: OptionRun, capture: _SavingHook) -> tuple[torch.Tensor, ...]:
         """Run the operators as in the forward, and capture what they save."""
-        hooks = torch.autograd.graph.saved_tensors_hooks(capture, refuse_backward)
         with (
             torch.enable_grad(),
-            hooks,
+            torch.autograd.graph.saved_tensors_hooks(capture, refuse_backward),
             alone(_DRAWS) if self.code.draws_random else nullcontext(),
             run.environment.entered(run.shared),
         ):
@@ -375,17 +373,15 @@ class _Group:
                     given.append(_start(value, source.requires_grad))
                 case Origin.STASH:
                     value = _unstashed(self.stashes[source.index], stage)
-                    is_tensor = isinstance(value, torch.Tensor)
-                    given.append(_start(value, source.requires_grad) if is_tensor else value)
+                    given.append(_start(value, source.requires_grad))
         return given
 
     def _made(
         self, run: OptionRun, slot: SavedSlot, results: Sequence[torch.Tensor], capture: _SavingHook
     ) -> torch.Tensor:
-        if slot.extra is None:
-            made = results[slot.source].detach()
-        else:
-            made = capture.found[slot.source, slot.extra]
+        is_result = slot.extra is None
+        place = slot.source, slot.extra
+        made = results[slot.source].detach() if is_result else capture.found[place]
         if slot.layout.is_that_of(made):
             return made
         layout = MemoryLayout.of(made)
@@ -398,7 +394,7 @@ class _Group:
 
 
 def _start(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:  # noqa: FBT001  # as `ReplayInput` says
-    """A tensor as the operator got it: no leaf, or autocast would keep its copy of it."""
+    """A value as the operator got it: no leaf, or autocast would keep its copy of it."""
     if not (requires_grad and torch.is_grad_enabled()):
         return tensor
     return non_leaves((tensor.detach().requires_grad_(True),))[0]  # noqa: FBT003  # torch's own
