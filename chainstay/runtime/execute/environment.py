@@ -89,7 +89,7 @@ def in_mid_chain(stage: ChainStage, state: State) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides which kernels a stage runs, besides its input.
+    """The settings that decide which kernels a stage runs.
 
     Attributes:
         autocast: Settings of autocast, by kind of device.
