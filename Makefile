@@ -17,9 +17,10 @@ demo: .venv/ready
 test: .venv/ready-dev chromium kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# What is marked long: whole matrices, other processes. HALF=0 and HALF=1 are the halves of it.
+# What is marked long: whole matrices, other processes, what takes seconds where others show much
+# the same. QUARTER=0 to QUARTER=3 are the quarters of it.
 test-long: .venv/ready-dev chromium kernels
-	$(BIN)/python -m pytest -n auto --dist worksteal -m long $(if $(HALF),--half $(HALF))
+	$(BIN)/python -m pytest -n auto --dist worksteal -m long $(if $(QUARTER),--quarter $(QUARTER))
 
 test-all: test test-long
 

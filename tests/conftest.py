@@ -56,9 +56,9 @@ _LARGE: Final = re.compile(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option by which `.ci/run` takes the long tests in two halves."""
+    """Add the option by which `.ci/run` takes as many quarters of the long tests as it can."""
     parser.addoption(
-        "--half", type=int, choices=[0, 1], help="run one half of the tests, by their names"
+        "--quarter", type=int, choices=range(4), help="run a quarter of the tests, by their names"
     )
 
 
@@ -94,7 +94,7 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the other cases as long, and take the half that is asked for."""
+    """Mark the other cases as long, and take the quarter that is asked for."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         test, _, case = item.nodeid.partition("[")
@@ -110,10 +110,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for place, item in enumerate(group):
             if place not in places:
                 item.add_marker(pytest.mark.long)
-    half = config.getoption("--half")
-    if half is not None:
-        halves: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
+    quarter = config.getoption("--quarter")
+    if quarter is not None:
+        quarters: list[list[pytest.Item]] = [[] for _ in range(4)]
         for item in items:
-            halves[crc32(item.nodeid.encode()) % 2].append(item)
-        config.hook.pytest_deselected(items=halves[1 - half])
-        items[:] = halves[half]
+            quarters[crc32(item.nodeid.encode()) % 4].append(item)
+        items[:] = quarters.pop(quarter)
+        config.hook.pytest_deselected(items=list(itertools.chain.from_iterable(quarters)))

@@ -159,6 +159,7 @@ def test_another_answer_is_another_graph(kind: type[Layers], order: Any) -> None
     assert len(told.plans) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_cast", [False, True])
 def test_transformers_of_torch_are_graphs_whatever_their_mask_hides(*, is_cast: bool) -> None:
     torch.manual_seed(0)

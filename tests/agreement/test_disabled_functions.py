@@ -131,6 +131,7 @@ def test_what_is_disabled_is_in_the_graph(block: type[Block]) -> None:
     assert differences(trained(planned, SAMPLE), trained(network(Block), SAMPLE)) == []
 
 
+@pytest.mark.long
 def test_a_disabled_function_counts_its_calls() -> None:
     planned = chainstay.fit(network(OfCounter), (INPUT,), budget="60%", repeats=1)
     CALLS.clear()

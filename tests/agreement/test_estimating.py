@@ -161,6 +161,7 @@ def test_options_of_stages_keep_what_is_measured(
     assert len(exceeding) * 20 <= len(common)
 
 
+@pytest.mark.long
 def test_plans_that_keep_stages_in_part_are_faster_in_the_same_memory() -> None:
     """On a device so slow that what the runtime takes itself is nothing beside it."""
     sample = zoo.build("GPT-2")
@@ -184,6 +185,7 @@ def test_plans_that_keep_stages_in_part_are_faster_in_the_same_memory() -> None:
     assert 0 < 2 * extra[0] < extra[1]
 
 
+@pytest.mark.long
 def test_what_keeps_stages_in_part_may_be_moved_as_well() -> None:
     found = estimated("GPT-2").movable_profile
     link = Link(bandwidth=2)

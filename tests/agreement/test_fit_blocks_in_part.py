@@ -106,6 +106,7 @@ def test_the_least_budget_with_options_is_told() -> None:
     require_trains_plainly(planned, watched())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_blocks_have_no_options() -> None:
     """What their kernels save is not what their operators do."""

@@ -202,6 +202,7 @@ def test_only_blocks_without_a_graph_are_expanded() -> None:
     assert "some are expanded into the modules inside: layers.2\n" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "sample", "budget"),
     [
@@ -272,6 +273,7 @@ def loss_of_encoder(output: dict[str, torch.Tensor]) -> torch.Tensor:
     return output["encoded"].square().mean()
 
 
+@pytest.mark.long
 def test_blocks_that_the_loss_does_not_depend_on_run_by_themselves(tmp_path: Path) -> None:
     """In every call, and where the plan comes from a file."""
     torch.manual_seed(0)
@@ -363,6 +365,7 @@ def test_blocks_that_differ_in_a_rate(capsys: Any) -> None:
     assert measured <= shown(model).solution.peak_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_forward_put_around_that_of_a_planned_block(index: int) -> None:
     torch.manual_seed(0)

@@ -249,6 +249,7 @@ def test_hooks_that_count_on_a_parameter() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_global_hook_that_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """TorchDynamo traces each call again, as the number differs: that is told, once."""
     calls: list[int] = []

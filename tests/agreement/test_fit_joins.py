@@ -300,6 +300,7 @@ class Scaled(Perceptrons):
         return super().forward(left * scale, right / scale) / self.temperature
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage_options", [False, True])
 def test_numbers_that_change_cost_no_planning(
     monkeypatch: pytest.MonkeyPatch, *, stage_options: bool

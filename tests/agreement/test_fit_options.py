@@ -140,6 +140,7 @@ def test_torch_s_attention_is_kept_operator_by_operator() -> None:
     assert differences(trained(planned, Sample((x,))), trained(plain, Sample((x,)))) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["GPT", "ResNet", "tied"])
 def test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again(family: str) -> None:
     """By schedules of its own: dropout and statistics of several stages come from one first run."""
@@ -373,6 +374,7 @@ def test_a_measured_chain_goes_by_options() -> None:
     assert list(map(torch.equal, found.values(), expected.values())) == [True] * len(expected)
 
 
+@pytest.mark.long
 def test_a_measured_chain_goes_by_its_plan_under_other_kernels() -> None:
     """What stages save then was not seen when their options were measured: all of it is kept."""
     torch.manual_seed(0)

@@ -104,6 +104,7 @@ class Rows(nn.Module):
         return torch.stack([self.leave(a * b + c) for a, b, c in zip(first, second, third)])  # noqa: B905  # TorchDynamo of torch 2.6 knows no strict one
 
 
+@pytest.mark.long
 def test_gradients_of_rows_are_put_together_at_once() -> None:
     """One selection for each row would make a gradient of the whole tensor for each."""
     torch.manual_seed(0)

@@ -211,6 +211,7 @@ def test_what_blocks_change_in_place_is_not_gone() -> None:
     assert plain_peak_of(planned, x) <= shown(planned).solution.peak_bytes
 
 
+@pytest.mark.long
 def test_spans_over_idle_cuts_keep_everything_in_less() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 1, 400)

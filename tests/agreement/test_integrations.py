@@ -204,6 +204,7 @@ def test_accelerate(subject: str, accelerator: Any) -> None:
     assert not hasattr(planned, "chainstay")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accelerator", ["bf16"], indirect=True)
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_accelerate_prepares_a_fitted_model(subject: str, accelerator: Any) -> None:

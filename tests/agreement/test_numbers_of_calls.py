@@ -202,6 +202,7 @@ class MoreAround(Repeated):
         return x.repeat(16, 1).exp().tanh().sin() if has_auxiliary else x
 
 
+@pytest.mark.long
 def test_blocks_with_more_memory_around_them_are_planned_anew() -> None:
     plain = MoreAround()
     model = chainstay.fit(

@@ -147,6 +147,7 @@ def test_what_cannot_be_looked_up_goes_by_blocks(
     assert ("by blocks" not in str(told)) == is_graph
 
 
+@pytest.mark.long
 def test_where_each_call_has_another_size_the_network_goes_by_blocks() -> None:
     """Each size is another plan, and there may be as many as calls."""
     plain, planned = pair(Convolutions, 1.0)

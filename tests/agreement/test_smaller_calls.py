@@ -167,6 +167,7 @@ def test_smaller_calls_are_planned_where_the_loss_holds_targets(budgets: tuple[s
         torch.testing.assert_close(parameter.grad, expected.grad, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_the_oldest_plans_by_blocks_are_let_go(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +182,7 @@ def test_the_oldest_plans_by_blocks_are_let_go(
     assert len(shown(model).plans) == 3
 
 
+@pytest.mark.long
 def test_the_oldest_plans_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dynamo, planner):
         monkeypatch.setattr(module, "MOST_SHAPES", 3)

@@ -311,6 +311,7 @@ def test_printing_never_fails_for_want_of_a_character(monkeypatch: pytest.Monkey
         b"\xff".decode("ascii", errors="chainstay-nearest")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
 def test_a_reader_that_leaves_is_no_failure(as_json: tuple[str, ...]) -> None:
     """As in ``chainstay plan ... | head -1``: the file is there, and the status 0."""

@@ -278,6 +278,7 @@ def test_wrong_calls() -> None:
         equivalent_chain(TAILED, 9)
 
 
+@pytest.mark.long
 def test_many_short_branches_are_solved() -> None:
     stage = Stage(
         forward_time=2, backward_time=3, output_bytes=10, saved_bytes=30, gradient_bytes=10

@@ -182,6 +182,7 @@ class TestFrontier:
             solved = solve_chain(profile, point.budget, method="dp")
             assert (solved.makespan, point.is_optimal) == (point.makespan, True)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "chain"])
     def test_points_reach_from_the_least_budget_to_keeping_all(self, kind: str) -> None:
         solution, profile = plan(kind).solution, plan(kind).profile
