@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.devices.memory import trace_memory, trace_phases
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.probe import StageProbe
+from chainstay.runtime.options import generator
 from chainstay.runtime.options.front import thinned
 from chainstay.runtime.options.graph import trace_stage
 from chainstay.runtime.options.option import OptionPart, option_of, selections_of, stage_options
@@ -123,6 +125,25 @@ class Rotary(nn.Module):
         return total
 
 
+class Gathered(nn.Module):
+    """Rows of one linear layer, read by a score, by dropout and a norm, and by what is summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.source = nn.Buffer(torch.tensor([0, 1, 2, 3, 0, 2]))
+        self.target = nn.Buffer(torch.tensor([1, 1, 0, 3, 2, 0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.linear(x)
+        pairs = functional.leaky_relu(rows[self.source] + rows[self.target], 0.2)
+        noisy = self.norm(functional.dropout(rows * 2.0, 0.2))
+        score = pairs.tanh().sum(-1, keepdim=True).softmax(0)
+        given = (score * rows[self.source].exp()).to(rows.dtype)
+        sums = torch.zeros_like(rows).index_add(0, self.target, given)
+        return functional.gelu(sums + noisy)
+
+
 class Changed(nn.Module):
     """Views of what is changed later, writes by index, numbers from shapes, two results."""
 
@@ -153,6 +174,7 @@ def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         "norm by keyword": (NormByKeyword(), (torch.randn(6, 8),)),
         "rotary": (nn.Sequential(nn.Linear(32, 32), Rotary(0.0)), (torch.randn(2, 6, 32),)),
         "rotary dropout": (nn.Sequential(nn.Linear(32, 32), Rotary(0.2)), (torch.randn(2, 6, 32),)),
+        "gathered": (Gathered(), (torch.randn(4, 8),)),
         "changed": (Changed(), (torch.randn(4, 8),)),
         "GPT-2": (
             gpt2(width=24, blocks=2, vocabulary=50, context=8),
@@ -164,17 +186,26 @@ def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how finely it is cut, and whether bf16 autocast is on around it."""
+    """A model and how its options are made.
+
+    Attributes:
+        name: Of the model.
+        granularity: How finely it is cut.
+        is_low: Whether bf16 autocast is on around it.
+        least_spared: From how many bytes on operators that read each other run again apart.
+    """
 
     name: str
     granularity: Granularity = 1
     is_low: bool = False
+    least_spared: int = generator._LEAST_SPARED
 
 
 @cache
 def options_of(case: Case) -> ModelOptions:
     model, args = models()[case.name]
-    return options_in(model.train(), *args, granularity=case.granularity, is_low=case.is_low)
+    with mock.patch.object(generator, "_LEAST_SPARED", case.least_spared):
+        return options_in(model.train(), *args, granularity=case.granularity, is_low=case.is_low)
 
 
 CASES = [
@@ -184,6 +215,8 @@ CASES = [
     Case("rotary dropout", "fine", is_low=True),
     Case("GPT-2", "blocks"),
     Case("ResNet-50", "blocks"),
+    *(Case(name, "blocks", least_spared=1) for name in ("tied", "convolutions", "GPT-2")),
+    *(Case("gathered", is_low=low, least_spared=1) for low in (False, True)),
 ]
 
 
@@ -308,8 +341,10 @@ def random_model(seed: int) -> nn.Module:
     return Drawn()
 
 
+@pytest.mark.parametrize("least_spared", [2**20, 1])
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=pytest.mark.long)])
-def test_random_graphs(seeds: range) -> None:
+def test_random_graphs(monkeypatch: pytest.MonkeyPatch, seeds: range, least_spared: int) -> None:
+    monkeypatch.setattr(generator, "_LEAST_SPARED", least_spared)
     trains = 0
     for seed in seeds:
         torch.manual_seed(seed)

@@ -520,6 +520,30 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/generator.py",
+        "return [group]  # an operator changes it in place",
+        "pass",
+        "unit/test_replays_in_parts.py::test_what_is_changed_in_place_is_made_again_at_once",
+    ),
+    Mutant(
+        "runtime/options/generator.py",
+        "- handed_on >= least",
+        ">= 0",
+        "unit/test_replays_in_parts.py::test_where_as_much_would_be_handed_on_as_spared_all_is_made_again_at_once",
+    ),
+    Mutant(
+        "runtime/options/generator.py",
+        "if key[1] or key[0] not in again",
+        "if key",
+        "unit/test_replays_in_parts.py::test_what_is_needed_late_is_made_again_late",
+    ),
+    Mutant(
+        "runtime/options/replay.py",
+        "                    source.replay()",
+        "                    pass",
+        "unit/test_replays_in_parts.py::test_what_is_needed_late_is_made_again_late",
+    ),
+    Mutant(
+        "runtime/options/generator.py",
         "number for number, pack in enumerate(graph.packs) if pack.saver in savers",
         "number for number, _ in enumerate(graph.packs)",
         "unit/test_stage_options.py::test_hooks_are_around_those_operators_alone_that_save_what_goes",
@@ -639,7 +663,7 @@ MUTANTS: Final = (
         "unit/test_stage_option_front.py::test_an_integer_program_finds_the_same_times",
     ),
     Mutant(
-        "runtime/options/replay.py",
+        "runtime/execute/held.py",
         "        stand_in = None if policy is None else policy.stand_in(tensor)",
         "        stand_in = None",
         _IN_PART,

@@ -6,6 +6,7 @@
 `executor`        a chain with a plan, a captured graph with its chain
 `recompute`       one training step's run of a plan
 `handles`         what autograd's graph holds in place of saved tensors
+`held`            what a backward starts from, as it was in the forward
 `environment`     what a forward depends on besides its input, saved and put back
 `repeatable`      whether what runs again gives what it gave
 `remade`          tensors that are made again while they are still held

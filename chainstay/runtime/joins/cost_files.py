@@ -11,7 +11,7 @@ from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStag
 from chainstay.runtime.measures.cost_files import cost_from, record_from
 
 KIND: Final = "join-account"
-VERSION: Final = 11
+VERSION: Final = 12
 
 
 def account_from(found: Fields, lengths: Sequence[int]) -> JoinAccount:

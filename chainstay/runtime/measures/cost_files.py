@@ -53,7 +53,7 @@ _R = TypeVar("_R", bound="DataclassInstance")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
-_VERSION: Final = 11
+_VERSION: Final = 12
 _SEAL: Final = ("chainstay", "version", "digest")
 
 

@@ -1,16 +1,19 @@
 """Generates the code of an option: the forward with stashes, and the replays.
 
-What is run again falls into connected groups of operators. Each becomes one function, which is
-called when the first of the tensors that it makes is needed. It starts from inputs of the stage
-and from *stashes*: results that the forward has set aside, and states of random generators.
-Operators are run again in the order of the forward, so that changes in place come out as then.
+What is run again falls into connected groups of operators, and a group in which much is needed
+late in the backward into several (`_in_parts`). Each becomes one function, which is called
+when the first of the tensors that it makes is needed. It starts from inputs of the stage and from
+*stashes*: results that the forward, or another replay, has set aside, and states of random
+generators. Operators of a group are run again in the order of the forward, so that changes in
+place come out as then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import groupby
+from typing import Any, Final, TypeAlias
 
 import networkx as nx
 import torch
@@ -34,7 +37,15 @@ from chainstay.runtime.options.special_operators import (
 from chainstay.runtime.stage.states import changeable
 
 _Stashes: TypeAlias = dict[tuple[fx.Node, bool], int]
-"""Places of what the forward sets aside: of a node's result, or of the generators before it."""
+"""Places of what is set aside: of a node's result, or of the generators before it.
+
+The forward sets aside what no replay makes again.
+"""
+
+_LEAST_SPARED: Final = 2**20
+"""The bytes that a replay of its own spares at least: to call it takes as long as moving these."""
+_MOST_PARTS: Final = 8
+"""Replays of operators that read each other."""
 
 
 def generate(graph: StageGraph, selection: Selection) -> OptionCode:
@@ -50,7 +61,11 @@ def generate(graph: StageGraph, selection: Selection) -> OptionCode:
                 packs[index] = len(replays), slot
             writer = _ReplayWriter(graph, sorted(group), selection.redrawn, stashes)
             replays.append(writer.replay(tuple(wanted.values())))
-    forward = function_of(_forward(graph, stashes, hooked))
+    again = {
+        step.node for step in map(graph.steps.__getitem__, selection.replayed) if not step.cast
+    }
+    places = {key: place for key, place in stashes.items() if key[1] or key[0] not in again}
+    forward = function_of(_forward(graph, places, hooked))
     return OptionCode(graph, forward, len(stashes), tuple(packs), tuple(replays))
 
 
@@ -96,7 +111,10 @@ def _forward(graph: StageGraph, places: _Stashes, hooked: Sequence[range]) -> fx
 
 
 def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
-    """Operators to be run again, those together that read each other."""
+    """Operators to be run again, in groups; those that read from another one stand in front of it.
+
+    Operators that read each other are a group, or several (`_in_parts`).
+    """
     replayed = sorted(selection.replayed)
     reading = nx.Graph()
     reading.add_nodes_from(replayed)
@@ -107,7 +125,44 @@ def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
         if source in selection.replayed
     )
     alone = ({index} for index in sorted(selection.redrawn))
-    return [*nx.connected_components(reading), *alone]
+    connected = nx.connected_components(reading)
+    return [*(part for group in connected for part in _in_parts(graph, group, selection)), *alone]
+
+
+def _in_parts(graph: StageGraph, group: set[int], selection: Selection) -> list[set[int]]:
+    """Cut a group of operators where that keeps results from being made long before their use.
+
+    A backward goes through what saved something from the last operator to the first. The tensor
+    that it needs first brings with it what it is made of; other results of the group are made when
+    they are needed themselves, from results that are handed on. What is needed last comes first.
+    """
+    operators = graph.operators
+    sizes = {
+        index: operators[index].is_saved * operators[index].result_bytes
+        + operators[index].extra_bytes
+        for index in group
+    }
+    least = max(_LEAST_SPARED, sum(sizes.values()) // _MOST_PARTS)
+    if sum(sizes.values()) < least:
+        return [group]
+    needed = dict.fromkeys(group, 0)
+    for pack in _wanted(graph, group, selection).values():
+        assert pack.operator is not None
+        needed[pack.operator] = max(needed[pack.operator], pack.saver)
+    for index in sorted(group, reverse=True):
+        for source in group.intersection(operators[index].inputs):
+            if not operators[source].is_keepable:
+                return [group]  # an operator changes it in place
+            needed[source] = max(needed[source], needed[index])
+    parts: list[set[int]] = [set()]
+    for _, together in groupby(sorted(group, key=needed.__getitem__), key=needed.__getitem__):
+        part = parts[-1]
+        part.update(together)
+        read = {source for index in part for source in operators[index].inputs}
+        handed_on = sum(operators[source].result_bytes for source in (read & group) - part)
+        if sum(sizes[index] for index in part) - handed_on >= least:
+            parts.append(set())
+    return [part for part in parts if part]
 
 
 def is_recorded(graph: StageGraph, group: Collection[int], selection: Selection) -> bool:
@@ -142,7 +197,7 @@ class _ReplayWriter:
         stage: The stage.
         group: The operators, in order.
         redrawn: Those of which only the noise is wanted.
-        stashes: What the forward sets aside; more is added.
+        stashes: What the forward or another replay sets aside; more is added.
     """
 
     stage: StageGraph
@@ -184,7 +239,14 @@ class _ReplayWriter:
             if steps[index].cast is None:
                 self.copies[node] = made[index]
         results = list(dict.fromkeys(pack.operator for pack in wanted if pack.extra is None))
-        self.graph.output(tuple(made[operator] for operator in results))
+        own = {steps[i].node for i in self.group if i not in self.redrawn and not steps[i].cast}
+        handed_on = {
+            place: node
+            for (node, is_random), place in self.stashes.items()
+            if node in own and not is_random
+        }
+        outputs = [made[operator] for operator in results]
+        self.graph.output((*outputs, *map(self.copies.__getitem__, handed_on.values())))
         slots = [
             SavedSlot(
                 pack.layout,
@@ -196,7 +258,9 @@ class _ReplayWriter:
         function = function_of(self.graph)
         needs_graph = _needs_graph(self.stage, self.group, wanted)
         inputs = tuple(self.inputs)
-        return ReplayCode(function, inputs, tuple(slots), bool(states), needs_graph)
+        return ReplayCode(
+            function, inputs, tuple(slots), tuple(handed_on), bool(states), needs_graph
+        )
 
     def _take_inputs(self) -> list[fx.Node]:
         """Make an input of all that comes from outside of the group; return the views inside."""

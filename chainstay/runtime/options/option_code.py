@@ -21,7 +21,7 @@ class Origin(Enum):
     Attributes:
         STATE: The stage's incoming state.
         SHARED: The values that all stages may read.
-        STASH: What the forward has set aside.
+        STASH: What the forward, or another replay, has set aside.
     """
 
     STATE = auto()
@@ -69,6 +69,7 @@ class ReplayCode:
         function: Takes the modules that are called, what captures, and the inputs.
         inputs: Where its inputs come from.
         slots: What it makes.
+        handed_on: The places of the last of its results among the stashes: other replays take them.
         draws_random: Whether it draws random numbers.
         needs_graph: Whether autograd records it: what operators save is wanted, or some give
             other bits without.
@@ -77,6 +78,7 @@ class ReplayCode:
     function: Callable[..., tuple[torch.Tensor, ...]]
     inputs: tuple[ReplayInput, ...]
     slots: tuple[SavedSlot, ...]
+    handed_on: tuple[int, ...]
     draws_random: bool
     needs_graph: bool
 
@@ -97,7 +99,7 @@ class OptionCode:
     Attributes:
         graph: The stage.
         forward: Takes the modules that are called, the run, and the stage's inputs.
-        stashes: How many values it sets aside.
+        stashes: How many values are set aside.
         packs: Per saved tensor, the replay that makes it and the slot there; ``None``: it stays.
         replays: All replays.
     """
@@ -107,6 +109,18 @@ class OptionCode:
     stashes: int
     packs: tuple[tuple[int, int] | None, ...]
     replays: tuple[ReplayCode, ...]
+
+    @cached_property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """Per replay, those that hand results on to it."""
+        return tuple(
+            tuple(
+                number
+                for number, other in enumerate(self.replays)
+                if not replay.reads[Origin.STASH].isdisjoint(other.handed_on)
+            )
+            for replay in self.replays
+        )
 
     @property
     def root(self) -> nn.Module:

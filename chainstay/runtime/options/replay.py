@@ -36,15 +36,14 @@ from chainstay.runtime.execute.handles import (
     is_parameter,
     refuse_backward,
 )
+from chainstay.runtime.execute.held import HeldTensor, hold, value_of
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.states import (
     MemoryLayout,
     State,
-    changed_in_place_error,
     never_recomputed_error,
     non_leaves,
-    version_of,
 )
 from chainstay.runtime.stage.tied_gradients import add_in_place
 
@@ -97,7 +96,7 @@ class OptionRun:
     hooks: AbstractContextManager[object] | None = None
     stashes: list[Any] = field(init=False)
     environment: Environment = field(init=False)
-    state: dict[int, _Held] = field(default_factory=dict)
+    state: dict[int, HeldTensor] = field(default_factory=dict)
     _groups: list[_Group] = field(init=False)
     _packed: int = 0
     _is_hooked: bool = False
@@ -108,6 +107,8 @@ class OptionRun:
         self.environment = Environment.capture(stage, effects, self.shared, settings, device)
         self.stashes = [None] * self.code.stashes
         self._groups = [_Group(replay) for replay in self.code.replays]
+        for group, numbers in zip(self._groups, self.code.sources, strict=True):
+            group.sources = [self._groups[number] for number in numbers]
 
     def forward(self, state: State) -> State:
         """Return the next state; call `close` afterwards.
@@ -177,7 +178,7 @@ class OptionRun:
         """
         if self.hooks is None:
             self._require_packed(len(self.code.packs))
-        self.state = {i: _Held.of(state[i].detach(), policy) for i in self.code.state_reads}
+        self.state = {i: HeldTensor.of(state[i].detach(), policy) for i in self.code.state_reads}
         groups, stashes = self._groups, self.stashes
         self._groups, self.stashes, self.hooks = [], [], None  # first: an interruption may come
         for group in groups:
@@ -256,62 +257,18 @@ class _SavingHook:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A tensor that replays start from, or its stand-in, and how often it had been changed."""
-
-    tensor: torch.Tensor | Absent
-    version: int = 0
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, policy: OffloadPolicy | None) -> _Held:
-        """Hold `tensor`, which has no graph; `policy` knows whether it may go to the host."""
-        stand_in = None if policy is None else policy.stand_in(tensor)
-        return cls(tensor, version_of(tensor)) if stand_in is None else cls(stand_in)
-
-    def unchanged(self, what: str, stage: str) -> torch.Tensor:
-        """Return the tensor, brought back if need be; messages call it `what` of its stage.
-
-        Raises:
-            PlanMismatchError: It was changed in place.
-        """
-        if not isinstance(self.tensor, torch.Tensor):
-            return self.tensor.restored()
-        if version_of(self.tensor) != self.version:
-            raise changed_in_place_error(f"{what} of stage {stage}", "the backward")
-        return self.tensor
-
-
-def _stashed(value: Any, policy: OffloadPolicy | None) -> Any:
-    """Hold what a forward has set aside: a tensor, states of random generators, or a number."""
-    match value:
-        case torch.Tensor():
-            return _Held.of(value, policy)
-        case [(torch.device(), torch.Tensor()), *_]:
-            return tuple((device, _Held.of(state, policy)) for device, state in value)
-    return value
-
-
-def _unstashed(value: Any, stage: str) -> Any:
-    """Return what `_stashed` holds; errors as for `_Held.unchanged`."""
-    match value:
-        case _Held():
-            return value.unchanged("a result inside", stage)
-        case [(torch.device(), _Held()), *_]:
-            return tuple((device, held.unchanged("a state", stage)) for device, held in value)
-    return value
-
-
 class _Group:
     """Tensors of one run that are made again together."""
 
-    __slots__ = ("code", "handles", "lock", "run", "stashes")
+    __slots__ = ("code", "handed_on", "handles", "lock", "run", "sources", "stashes")
 
     def __init__(self, code: ReplayCode) -> None:
         self.code = code
         self.run: OptionRun | None = None
         self.handles: list[ref[ReplayHandle] | None] = [None] * len(code.slots)
         self.stashes: dict[int, Any] = {}
+        self.sources: list[_Group] = []
+        self.handed_on: dict[int, torch.Tensor] = {}
         self.lock = RLock()
 
     def handle(self, slot: int) -> ReplayHandle:
@@ -324,14 +281,17 @@ class _Group:
         """Take what the replay starts from."""
         self.run = run
         for index in self.code.reads[Origin.STASH]:
-            self.stashes[index] = _stashed(stashes[index], policy)
+            self.stashes[index] = hold(stashes[index], policy)
 
     def replay(self) -> None:
         """Run the operators again and fill the handles."""
         with self.lock:
             if self.run is not None:
+                for source in self.sources:
+                    source.replay()
+                    self.stashes.update(source.handed_on)
                 self._replay(self.run)
-                self.run, self.stashes = None, {}
+                self.run, self.stashes, self.sources = None, {}, []
 
     def _replay(self, run: OptionRun) -> None:
         code, capture = self.code, _SavingHook()
@@ -340,6 +300,8 @@ class _Group:
         else:
             with torch.no_grad(), run.environment.entered(run.shared):
                 results = code.function(run.code.root, capture, *self._inputs(run))
+        last = (result.detach() for result in results[len(results) - len(code.handed_on) :])
+        self.handed_on = dict(zip(code.handed_on, last, strict=True))
         for reference, slot in zip(self.handles, code.slots, strict=True):
             handle = None if reference is None else reference()
             if handle is not None:
@@ -372,7 +334,7 @@ class _Group:
                     value = run.state[source.index].unchanged("the input", stage)
                     given.append(_start(value, source.requires_grad))
                 case Origin.STASH:
-                    value = _unstashed(self.stashes[source.index], stage)
+                    value = value_of(self.stashes[source.index], stage)
                     given.append(_start(value, source.requires_grad))
         return given
 
