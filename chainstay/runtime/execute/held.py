@@ -1,4 +1,4 @@
-"""What a backward starts from, held since the forward, and not to be changed meanwhile."""
+"""Holds what a backward starts from, since its forward, and notices where that was changed."""
 
 from __future__ import annotations
 
