@@ -222,15 +222,12 @@ class Run:
         if step.captures:
             capture.policy = self._offload_hook(step, state, shared)
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
-        with (
-            torch.enable_grad(),
-            alone(effects),
-            Environment.first_of(environments).entered(self.shared),
-        ):
+        first = Environment.first_of(environments)
+        with torch.enable_grad(), alone(effects), first.entered(self.shared):
             given = changeable(state, state) if effects.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():
-                    output = self._captured(step, given, shared, capture)
+                    output = self._captured(step, given, shared, first.settings, capture)
             except CapturedEverythingError:
                 return
         del held
@@ -240,9 +237,11 @@ class Run:
             self._store(self.plan.shape.output(step.stages[-1]), detached(output))
             del made
 
-    def _captured(self, step: Step, given: State, shared: Sequence[Any], capture: Capture) -> State:
+    def _captured(
+        self, step: Step, given: State, shared: Sequence[Any], settings: Settings, capture: Capture
+    ) -> State:
         """Run a step again, by its option if it has one, for what `capture` takes of it."""
-        run = self._option_run(step, shared, Settings.now(self.chain.device))
+        run = self._option_run(step, shared, settings)
         if run is None:
             return self._run(step, given, shared)
         capture.stand_in = run.packed
