@@ -53,6 +53,25 @@ def test_copies_share_memory_where_the_originals_do() -> None:
     assert state_bytes(state) == 12 * 4 + 2 * 8
 
 
+def test_copies_of_what_fills_its_memory_are_in_memory_that_later_ones_share() -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    one, two = copied((whole, whole[1:, ::2]))
+    one += 1
+    assert torch.equal(two, whole[1:, ::2] + 1)
+    for first in (whole[:1], whole[0, :1].expand(12)):
+        one, two = copied((first, whole))
+        one[0] += 1
+        assert torch.equal(two[0, 0], whole[0, 0] + 1)
+        assert torch.equal(two[1:], whole[1:])
+
+
+@pytest.mark.parametrize("stride", [(7, 1), (1, 1), (3, 1)])
+def test_copies_have_the_strides_of_dimensions_of_one(stride: tuple[int, int]) -> None:
+    """By which kernels are chosen."""
+    (copy,) = copied((torch.empty_strided((1, 3), stride).fill_(2.0),))
+    assert (copy.stride(), copy.tolist()) == (stride, [[2.0] * 3])
+
+
 def test_copies_want_gradients_and_read_as_the_originals() -> None:
     imaginary = torch.tensor([1 + 2j, 3j]).conj().imag
     state = (torch.ones(2, requires_grad=True), imaginary, torch.tensor([1 + 1j]).conj())
@@ -60,6 +79,7 @@ def test_copies_want_gradients_and_read_as_the_originals() -> None:
         assert [tensor.requires_grad for tensor in made] == [True, False, False]
         assert all(tensor.is_leaf for tensor in made)
         assert all(map(torch.equal, made, state))
+        assert [tensor.is_conj() for tensor in made] == [False, False, True]
 
 
 def test_what_runs_again_gets_strides_as_the_first_run_did() -> None:

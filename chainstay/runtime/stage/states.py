@@ -213,11 +213,20 @@ def copied(state: State, devices: Iterable[torch.device] | None = None) -> State
     copies = []
     for tensor, device in zip(state, devices or devices_of(state), strict=True):
         address = address_of(tensor)
-        if address not in owners:
-            owners[address] = whole_storage(tensor).to(device, copy=True)
-        copy = MemoryLayout.of(tensor).over(owners[address])
+        if address in owners:
+            copy = MemoryLayout.of(tensor).over(owners[address])
+        else:
+            copy = owners[address] = _copy_with_storage(tensor, device)
         copies.append(copy.requires_grad_(tensor.requires_grad))
     return tuple(copies)
+
+
+def _copy_with_storage(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy that lies in one of the whole storage; most tensors fill theirs, as buffers."""
+    is_plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    if is_plain and tensor.nbytes == tensor.untyped_storage().nbytes():
+        return tensor.detach().to(device, copy=True)
+    return MemoryLayout.of(tensor).over(whole_storage(tensor).to(device, copy=True))
 
 
 def cut(state: State, widths: Iterable[int]) -> tuple[State, ...]:
