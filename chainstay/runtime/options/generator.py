@@ -143,7 +143,7 @@ def _in_parts(graph: StageGraph, group: set[int], selection: Selection) -> list[
         for index in group
     }
     least = max(_LEAST_SPARED, sum(sizes.values()) // _MOST_PARTS)
-    if sum(sizes.values()) < least:
+    if len(group) == 1 or sum(sizes.values()) < least:
         return [group]
     needed = dict.fromkeys(group, 0)
     for pack in _wanted(graph, group, selection).values():
