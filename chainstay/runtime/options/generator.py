@@ -45,7 +45,7 @@ The forward sets aside what no replay makes again.
 _LEAST_SPARED: Final = 2**20
 """The bytes that a replay of its own spares at least: to call it takes as long as moving these."""
 _MOST_PARTS: Final = 8
-"""Replays of operators that read each other."""
+"""The most replays into which operators that read each other are cut."""
 
 
 def generate(graph: StageGraph, selection: Selection) -> OptionCode:
