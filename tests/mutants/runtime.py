@@ -178,8 +178,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
-        "            Environment.first_of(environments).entered(self.shared),",
-        "            nullcontext(),",
+        "first.entered(self.shared)",
+        "nullcontext()",
         "agreement/test_runtime_bit_for_bit.py::test_three_steps_are_equal",
     ),
     Mutant(
