@@ -381,6 +381,7 @@ def test_heads_that_the_sample_left_out_are_told_and_planned_once_each(
     assert kinds == 1 or told.count("its plan does not have") == kinds
 
 
+@pytest.mark.usefixtures("equal_times")
 def test_options_of_stages_that_were_measured_are_not_measured_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

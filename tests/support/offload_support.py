@@ -105,7 +105,7 @@ class Case:
         cls, model: nn.Sequential, batch: torch.Tensor, loss: Callable[[torch.Tensor], torch.Tensor]
     ) -> Case:
         """Measure it, once."""
-        return cls(model, batch, loss, measure(model, batch, loss=loss, repeats=1))
+        return cls(model, batch, loss, measure(model, batch, loss=loss, repeats=3))
 
     def budget(self, tenths: int) -> int:
         """Bytes, from the least feasible (0) to what plain training needs (10)."""

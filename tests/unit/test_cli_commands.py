@@ -137,6 +137,7 @@ def test_a_model_is_profiled_planned_run_and_shown() -> None:
     assert read("t.json")["traceEvents"]
 
 
+@pytest.mark.usefixtures("equal_times")
 def test_a_plan_that_keeps_stages_in_part_is_told_run_and_shown() -> None:
     line = ("plan", "models.py:cheap", "-b", "90%", "--repeats", "1")
     planned = chainstay(*line)

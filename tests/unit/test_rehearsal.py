@@ -153,6 +153,7 @@ def test_plain_training_may_need_all_that_it_needs(monkeypatch: pytest.MonkeyPat
     assert fitted(needed).chainstay.solution.schedule != plain
 
 
+@pytest.mark.usefixtures("equal_times")
 def test_a_plan_that_always_needs_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = fitted().chainstay.solution.budget
     tried: list[int] = []
