@@ -149,6 +149,7 @@ def plan_of(chain: PlannedChain) -> TransferPlan:
     return transfers.plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", CASES)
 def test_plans_do_both(make: Callable[[], Case]) -> None:
     """Or else the test above would say nothing about what one has to do with the other."""

@@ -194,6 +194,7 @@ def test_what_keeps_stages_in_part_may_be_moved_as_well() -> None:
     assert any(op.kind.is_transfer or op.option for op in moved.schedule)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["U-Net", "two towers"])
 def test_without_memory_it_is_the_same(family: str) -> None:
     sample = zoo.build(family)

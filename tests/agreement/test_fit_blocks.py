@@ -725,6 +725,7 @@ class Transformed(nn.Module):
         return x + tangent.sin()
 
 
+@pytest.mark.long
 def test_blocks_under_transforms_of_torch_func_run_by_themselves() -> None:
     torch.manual_seed(3)
     sample = SampleUnder((torch.randn(4, 6, 16),))

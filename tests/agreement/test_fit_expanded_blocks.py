@@ -176,6 +176,7 @@ def require_as_plain(model: nn.Module, sample: Sample, budget: str) -> str:
 TOKENS = Sample((torch.arange(64).reshape(4, 16) % 24,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "budget"),
     [

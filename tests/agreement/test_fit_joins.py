@@ -319,6 +319,7 @@ def test_numbers_that_change_cost_no_planning(
     assert len(shown(model).plans) == 1
 
 
+@pytest.mark.long
 def test_copies_keep_the_plan_and_are_planned_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastest, "_CLEARLY", Fraction(1, 100))  # however fast the chain is
     torch.manual_seed(0)

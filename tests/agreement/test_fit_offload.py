@@ -100,6 +100,7 @@ def fitted(model: nn.Module, batch: torch.Tensor, **settings: Any) -> Any:
     return fit(model, (batch,), **keywords)
 
 
+@pytest.mark.long
 def test_sequential_copies_and_new_shapes() -> None:
     case = perceptron_case()
     model: Any = copy.deepcopy(case.model)

@@ -296,6 +296,7 @@ def test_parameters_frozen_after_fit(by: str) -> None:
         assert differences(planned, plain) == [], step
 
 
+@pytest.mark.long
 @each_way
 def test_kernels_chosen_after_fit(by: str) -> None:
     """Attention saves other tensors then: calls by such kernels are planned anew."""
@@ -306,6 +307,7 @@ def test_kernels_chosen_after_fit(by: str) -> None:
         assert differences(planned, plain) == [], kernel
 
 
+@pytest.mark.long
 def test_a_second_backward_after_a_failed_recomputation_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -344,6 +346,7 @@ def test_a_setting_of_kernels_that_is_changed_after_fit_keeps_the_budget(
     assert peak_of(models[1], x) + x.nbytes <= shown(models[1]).solution.budget
 
 
+@pytest.mark.long
 @each_way
 def test_copies_and_files_of_a_model_whose_stages_are_kept_in_part(by: str) -> None:
     x = torch.randn(256, 64)

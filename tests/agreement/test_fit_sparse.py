@@ -84,6 +84,7 @@ def test_another_adjacency_goes_by_the_same_plan() -> None:
     assert len(shown(planned).plans) == 2
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_rows_and_what_is_trained_are_refused_in_words() -> None:
     torch.manual_seed(0)

@@ -50,6 +50,7 @@ def plain_peak_of(model: nn.Module, x: torch.Tensor) -> int:
     return peak_of(model, x) + x.nbytes
 
 
+@pytest.mark.long
 def test_plain_training_needs_what_is_predicted_though_sums_are_let_go(tmp_path: Path) -> None:
     """If all sums were kept, it would need a third more."""
     torch.manual_seed(0)

@@ -168,6 +168,7 @@ def test_the_longest_of_other_lengths_is_the_same_graph() -> None:
     assert "by blocks" not in str(told)
 
 
+@pytest.mark.long
 def test_numbers_that_always_differ_are_few_graphs_in_calls_of_all_shapes() -> None:
     plain, planned = pair(ByList, "1MiB")
     for call in range(MOST_GRAPHS_BY_VALUES + 3):

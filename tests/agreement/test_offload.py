@@ -254,6 +254,7 @@ def test_heuristics_are_within_half_a_percent_on_average() -> None:
     assert sum(ratios) / len(ratios) <= 1.005
 
 
+@pytest.mark.long
 def test_long_chains_of_measured_sizes() -> None:
     """Byte and ns granularity, 100 stages: a valid plan close to its bound."""
     draw, stages = random.Random(3), 100

@@ -185,6 +185,7 @@ def mean_square(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", ["60%", "40%"])
 def test_plans_that_fit_by_the_overheads_of_each_operation_are_files(
     budget: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -110,6 +110,7 @@ def test_another_size_is_another_graph(kind: type[nn.Module]) -> None:
     assert "by blocks" not in str(told)
 
 
+@pytest.mark.long
 def test_the_value_of_what_is_left_is_another_question() -> None:
     plain, planned = pair(AskingWhatIsLeft, 0.8)
     x = torch.randn(NODES, WIDTH)

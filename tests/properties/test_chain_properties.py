@@ -65,6 +65,7 @@ def test_scaling_sizes_or_times_scales_the_answer(
     assert least_budget(scaled) == least_budget(profile) * sizes
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(chains())
 def test_required_is_the_exact_threshold(profile: ChainProfile) -> None:

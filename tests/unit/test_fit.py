@@ -275,6 +275,7 @@ def test_known_shapes_are_not_planned_again() -> None:
     assert sizes == [rows * 16 for rows in (128, 2, 3)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["graph", "blocks"])
 def test_a_share_of_a_small_call_that_no_larger_one_fits_in_is_explained(source: str) -> None:
     model = make_model()

@@ -192,6 +192,7 @@ def test_every_use_gives_the_same_bits(use: Use, name: str) -> None:
     require_same(use, plain, model, planned(model, name, batch))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_planned_in_another_mode_it_gives_the_same_bits_there(name: str) -> None:
     def use_autocast(model: nn.Module) -> list[torch.Tensor | None]:
