@@ -7,15 +7,22 @@ from typing import Any, Final
 import pytest
 import torch
 from simulated_device.networks import NETWORKS, Case, build, chain_of, differences, record, step
-from simulated_device.place import KIND
+from simulated_device.place import KIND, first
 from simulated_device.sim import Extension
+from torch import nn
 
 import chainstay
 from chainstay.runtime import PlannedChain, measure, trace_memory
+from chainstay.runtime.measures.measured import measuring
+from chainstay.runtime.options import generator
+from chainstay.runtime.options.generator import groups_of
+from chainstay.runtime.options.option import OptionPart, option_of
+from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.transfer import PlannedTransfers, engine_for
 from chainstay.validation.simulate import simulate
 from combined_support import kept_in_part, least_plan_in_part
 from runtime_support import some_schedules
+from stage_options_support import TwoReaders, traced
 
 MEANS: Final[dict[str, dict[str, Any]]] = {
     "recompute": {"offload": False, "stage_options": False},
@@ -110,6 +117,33 @@ def test_what_is_kept_in_part_is_away_too(seed: int, device: Extension) -> None:
     trace = trace_memory(lambda: step(case, planned), case.batch.device)
     assert trace.peak_bytes + case.batch.nbytes <= budget
     planned.close()
+
+
+def test_replays_that_hand_on_what_others_read_are_ordered(
+    monkeypatch: pytest.MonkeyPatch, device: Extension
+) -> None:
+    """On a device that is late."""
+    monkeypatch.setattr(generator, "_LEAST_SPARED", 1)
+    torch.manual_seed(0)
+    x = torch.randn(64, 64).to(first()).requires_grad_()
+    _, _, ((graph, given),) = traced(TwoReaders(rows=512).to(first()), x)
+    assert graph is not None
+    names = ("linear", "getitem", "tanh", "exp")
+    again = frozenset(n for n, step in enumerate(graph.steps) if step.name in names)
+    choice = Selection(kept_bytes=0, replay_time=0, replayed=again)
+    assert len(groups_of(graph, choice)) == 2
+    device.set_kernel_us(50.0)
+    leaves = [x, *(leaf for leaf in given[1] if isinstance(leaf, nn.Parameter))]
+    with measuring(first()):
+        part = OptionPart(option_of(graph, choice))
+        outcomes = []
+        for run in (graph.stage, part, part):
+            with torch.enable_grad():
+                (output,) = run((x,), given[1])
+            outcomes.append(torch.autograd.grad(output.sum(), leaves))
+    assert all(
+        torch.equal(*pair) for end in outcomes for pair in zip(end, outcomes[0], strict=True)
+    )
 
 
 @pytest.mark.parametrize("share", ["100%", "60%"])

@@ -21,7 +21,7 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import subject_of
 from chainstay.runtime.stage.states import State, detached
 
-__all__ = ["STEPS", "ModelOptions", "fused", "options_in", "traced"]
+__all__ = ["STEPS", "ModelOptions", "TwoReaders", "fused", "options_in", "traced"]
 
 CPU = torch.device("cpu")
 
@@ -78,6 +78,27 @@ class ModelOptions:
         return [*gradients, *left]
 
 
+class TwoReaders(nn.Module):
+    """Rows that are read twice: first for a score, then for what it weighs.
+
+    Args:
+        first: The function of the score.
+        rows: How many there are: by default as many as make up 2 MiB.
+    """
+
+    def __init__(
+        self, first: Callable[[torch.Tensor], torch.Tensor] = torch.tanh, rows: int = 8192
+    ) -> None:
+        super().__init__()
+        self.linear, self.first = nn.Linear(64, 64), first
+        self.index = nn.Buffer(torch.arange(rows) % 64)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        rows = self.linear(x)
+        score = self.first(rows[self.index]).sum(-1, keepdim=True)
+        return (score.sigmoid() * rows[self.index].exp()).sum(0)
+
+
 def low_precision(*, enabled: bool) -> torch.autocast:
     """Autocast to bf16, or nothing."""
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
@@ -88,14 +109,14 @@ def traced(
 ) -> tuple[GraphChain, Sequence[Any], list[tuple[StageGraph | None, tuple[State, Any]]]]:
     """The model's stages, looked at, and what each got."""
     chain, inputs = chain_of(model, *args, granularity=granularity)
-    graphs = []
-    with measuring(CPU):
-        subject = subject_of(chain, inputs, None, CPU, merges=False)
+    graphs, device = [], args[0].device
+    with measuring(device):
+        subject = subject_of(chain, inputs, None, device, merges=False)
         state = subject.source
         for index, stage in enumerate(subject.stages):
             given = (state, subject.shared)
             is_last = index == len(subject.stages) - 1
-            graphs.append((trace_stage(stage, given, CPU, output_stays=not is_last), given))
+            graphs.append((trace_stage(stage, given, device, output_stays=not is_last), given))
             state = detached(stage(state, subject.shared))
     return chain, inputs, graphs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,25 +18,11 @@ from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.options.option import OptionPart, admitted, option_of
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.stage.states import State
-from stage_options_support import traced
+from stage_options_support import TwoReaders, traced
 
 MEBIBYTE = 2**20
 DROPPED = ("linear", "tanh", "relu", "exp", "getitem", "clone")
 """Operators of the networks here that are run again; sums and products are kept."""
-
-
-class TwoReaders(nn.Module):
-    """Rows that are read twice: first for a score, then for what it weighs."""
-
-    def __init__(self, first: Callable[[torch.Tensor], torch.Tensor] = torch.tanh) -> None:
-        super().__init__()
-        self.linear, self.first = nn.Linear(64, 64), first
-        self.index = nn.Buffer(torch.arange(MEBIBYTE // 128) % 64)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        rows = self.linear(x)
-        score = self.first(rows[self.index]).sum(-1, keepdim=True)
-        return (score.sigmoid() * rows[self.index].exp()).sum(0)
 
 
 def looked_at(model: nn.Module) -> tuple[StageGraph, tuple[State, Sequence[Any]], Selection]:
