@@ -76,6 +76,42 @@ def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
     assert allocator.allocate(2 * MIB).start == hole.start
 
 
+def test_a_device_without_room_for_a_page_has_none_for_a_block() -> None:
+    for allocator in both():
+        allocator.limit = 39 * MIB
+        allocator.allocate(2 * MIB)
+        allocator.allocate(18 * MIB)  # in 18 MiB of their own, or in the same page
+        with pytest.raises(MemoryError):
+            allocator.allocate(21 * MIB)
+        assert allocator.allocated == 20 * MIB
+
+
+def test_whole_segments_that_are_free_are_given_back_for_another_size() -> None:
+    plain, _ = both()
+    plain.limit = 40 * MIB
+    one, _ = plain.allocate(12 * MIB), plain.allocate(5 * MIB)  # the latter in 20 MiB
+    plain.free(one)
+    assert plain.allocate(20 * MIB).size == 20 * MIB
+    assert plain.reserved == plain.reserved_peak == 40 * MIB
+
+
+def test_pages_of_free_blocks_are_given_back_and_mapped_anew() -> None:
+    """Blocks lie at 0 to 15, 15 to 65 and 65 to 70 MiB; the pages from 20 to 60 MiB are free."""
+    _, expandable = both()
+    expandable.limit = 100 * MIB
+    _, hole, _ = (expandable.allocate(size * MIB) for size in (15, 50, 5))
+    assert expandable.reserved == 80 * MIB
+    expandable.free(hole)
+    behind = expandable.allocate(51 * MIB)
+    assert behind.start == 70 * MIB
+    assert expandable.reserved == 100 * MIB == expandable.limit  # 140 without the free pages
+    with pytest.raises(MemoryError):
+        expandable.allocate(50 * MIB)
+    expandable.limit += 40 * MIB
+    assert expandable.allocate(50 * MIB).start == hole.start  # 10 MiB of it had memory
+    assert expandable.reserved == expandable.limit
+
+
 def test_memory_of_many_sizes_is_given_back_whole() -> None:
     for allocator in both():
         blocks = [allocator.allocate(997 * number * number) for number in range(1, 120)]
