@@ -8,14 +8,19 @@ GPU's do not have, and no workspaces. ``x16`` replays the same steps with 16 tim
 larger batches and models.
 
 ``budget=None`` takes a budget from what is free, and leaves a margin. The table says how much had
-been free where this gives each budget, the peak of what a step asks for, by how much more is
-allocated and reserved, and whether what is reserved with expandable segments would have fitted.
+been free where this gives each budget, the peak of what a step asks for, and by how much more is
+allocated and reserved on a device that always has more. On a device that has no more, steps run as
+they are (``yes``), or once unused memory has been given back to it, which the allocator does
+before it raises an error (``cache emptied``), or by a smaller plan, which `fit` makes then
+(``second plan`` to ``fourth plan``); or they do not (``no``).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +32,9 @@ from torch.autograd.profiler import profile
 import chainstay
 from benchmarks.models.options import NETWORKS, OTHERS, case_of
 from benchmarks.training import cells, heading, machine, mebibytes
-from caching_allocator import CachingAllocator
-from chainstay.runtime.devices.device_memory import MARGIN, PAGES
+from caching_allocator import Block, CachingAllocator
+from chainstay.runtime.devices.accelerator import AllocatorBytes
+from chainstay.runtime.devices.device_memory import free_for, smaller_budget
 from chainstay.runtime.devices.profiled_memory import garbage_at_rest
 
 __all__ = ["main"]
@@ -39,7 +45,7 @@ _BUDGETS: Final = (80, 60, 40)
 _SCALES: Final = (1, 16)
 _COLUMNS: Final = (
     *("network", "budget", "sizes", "budget, MiB", "free, MiB", "requested, MiB"),
-    *("segments: allocated", "reserved", "expandable: allocated", "reserved", "fits"),
+    *("segments: allocated", "reserved", "run", "expandable: allocated", "reserved", "run"),
 )
 
 Event = tuple[int, int]
@@ -62,78 +68,148 @@ def events_of(function: Callable[[], object]) -> list[Event]:
     return [(address, size) for _, address, size in found]
 
 
-def requested_peak(events: Sequence[Event]) -> int:
-    """Return the most bytes that the events have in use, by themselves."""
-    held: dict[int, int] = {}
-    peak = total = 0
-    for address, size in events:
-        if size > 0:
-            held[address] = size
-            total += size
-        else:
-            total -= held.pop(address, 0)
-        peak = max(peak, total)
-    return peak
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What steps took, beyond what stands.
+
+    Attributes:
+        peaks: The most bytes.
+        lost: Of bytes reserved in the end, those that are more than were asked for at most.
+        is_complete: Whether the steps did not run out of memory.
+    """
+
+    peaks: AllocatorBytes
+    lost: int
+    is_complete: bool
 
 
 def replayed(
-    events: Sequence[Event], standing: Sequence[int], *, is_expandable: bool
-) -> tuple[int, int]:
-    """Return the peak of allocated bytes, and the reserved ones, beyond those of what stands.
+    events: Sequence[Event],
+    standing: Sequence[int],
+    *,
+    is_expandable: bool,
+    free: int | None = None,
+) -> Replay:
+    """Return what steps take.
 
     Args:
         events: Of the steps.
         standing: Bytes of each tensor that was there before.
         is_expandable: Whether segments are.
+        free: The bytes that the device has for the steps; endless if ``None``.
     """
     allocator = CachingAllocator(is_expandable=is_expandable)
     for size in standing:
         allocator.allocate(size)
     before = allocator.allocated
-    held = {}
+    allocator.limit = None if free is None else before + free
+    held: dict[int, tuple[int, Block]] = {}
+    requested = peak = 0
+    is_complete = True
     for address, size in events:
         if size > 0:
-            held[address] = allocator.allocate(size)
+            try:
+                held[address] = size, allocator.allocate(size)
+            except MemoryError:
+                is_complete = False
+                break
+            requested += size
+            peak = max(peak, requested)
         elif address in held:
-            allocator.free(held.pop(address))
-    return allocator.allocated_peak - before, allocator.reserved - before
+            gone, block = held.pop(address)
+            requested -= gone
+            allocator.free(block)
+    peaks = AllocatorBytes(
+        requested=peak,
+        allocated=allocator.allocated_peak - before,
+        reserved=allocator.reserved_peak - before,
+    )
+    return Replay(peaks=peaks, lost=allocator.reserved - before - peak, is_complete=is_complete)
+
+
+class Network:
+    """A network that is planned, and whose steps are looked at.
+
+    Attributes:
+        case: The network and its call.
+        standing: The bytes of its parameters, buffers and gradients.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.case = case_of(name)
+        parameters = list(self.case.model.parameters())
+        tensors = (*parameters, *self.case.model.buffers(), *parameters)
+        self.standing = [tensor.nbytes for tensor in tensors]
+
+    def planned(self, budget: int | str) -> tuple[int, list[Event]]:
+        """Return a budget in bytes, and the events of two steps within it.
+
+        Raises:
+            chainstay.InfeasibleBudgetError: Nothing fits.
+        """
+        case, model = self.case, self.case.model
+        chainstay.fit(
+            *(model, case.args, case.kwargs),
+            budget=budget, loss=case.loss, repeats=1, progress=False,
+        )  # fmt: skip
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        case.step(model)
+        batch = [tensor.nbytes for tensor in (*case.args, *case.kwargs.values())]
+        given = [(-1 - place, size) for place, size in enumerate(batch)]  # it counts in budgets
+        taken: int = model.chainstay.solution.budget  # type: ignore[union-attr,assignment]
+        return taken, [*given, *events_of(lambda: _twice(case.step, model))]
+
+    def outcome(
+        self, events: Sequence[Event], budget: int, scale: int, *, is_expandable: bool
+    ) -> str:
+        """Say whether steps run on a device with so much memory that this is their budget."""
+        standing = [size * scale for size in self.standing]
+        run = partial(replayed, standing=standing, is_expandable=is_expandable)
+        free = free_for(budget)
+        if run(events).peaks.reserved <= free:
+            return "yes"
+        replay = run(events, free=free)
+        for word in ("cache emptied", "second plan", "third plan", "fourth plan"):
+            if replay.is_complete:
+                return word
+            budget = smaller_budget(budget, free, replay.lost)
+            try:
+                _, again = self.planned(budget // scale)
+            except chainstay.InfeasibleBudgetError:
+                break
+            replay = run(scaled(again, scale), free=free)
+        return "no"
+
+
+def scaled(events: Sequence[Event], scale: int) -> list[Event]:
+    """Return events with so many times the sizes."""
+    return [(address, size * scale) for address, size in events]
 
 
 def rows_of(name: str, budgets: Sequence[int]) -> Iterator[str]:
     """Yield the rows of a network."""
-    case = case_of(name)
-    model = case.model
-    parameters = list(model.parameters())
-    standing = [tensor.nbytes for tensor in (*parameters, *model.buffers(), *parameters)]
+    network = Network(name)
     for share in budgets:
         try:
-            chainstay.fit(
-                *(model, case.args, case.kwargs),
-                budget=f"{share}%", loss=case.loss, repeats=1, progress=False,
-            )  # fmt: skip
+            planned, seen = network.planned(f"{share}%")
         except chainstay.InfeasibleBudgetError as refusal:
-            yield cells(name, f"{share} %", f"needs {mebibytes(refusal.required)}", *[""] * 8)
+            needs = f"needs {mebibytes(refusal.required)}"
+            yield cells(name, f"{share} %", needs, *[""] * (len(_COLUMNS) - 3))
             continue
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        case.step(model)
-        seen = [*_given(case.args, case.kwargs), *events_of(lambda: _twice(case.step, model))]
-        planned: int = model.chainstay.solution.budget  # type: ignore[union-attr,assignment]
         for scale in _SCALES:
-            events = [(address, size * scale) for address, size in seen]
-            budget, sizes = planned * scale, [size * scale for size in standing]
-            free, requested = int(budget / (1 - MARGIN)) + PAGES, requested_peak(events)
-            plain = replayed(events, sizes, is_expandable=False)
-            grown = replayed(events, sizes, is_expandable=True)
-            ratios = [f"{count / requested - 1:+.1%}" for count in (*plain, *grown)]
-            fits = "yes" if grown[1] <= free else f"{mebibytes(grown[1] - free)} more"
-            told = [f"{size / 2**20:,.1f}" for size in (budget, free, requested)]
-            yield cells(name, f"{share} %", f"x{scale}", *told, *ratios, fits)
-
-
-def _given(args: Sequence[torch.Tensor], kwargs: dict[str, torch.Tensor]) -> list[Event]:
-    """Return the allocation of the batch, which counts in budgets."""
-    return [(-1 - place, tensor.nbytes) for place, tensor in enumerate((*args, *kwargs.values()))]
+            budget, events = planned * scale, scaled(seen, scale)
+            standing = [size * scale for size in network.standing]
+            told: list[str] = []
+            for is_expandable in (False, True):
+                peaks = replayed(events, standing, is_expandable=is_expandable).peaks
+                if not told:
+                    sizes = (budget, free_for(budget), peaks.requested)
+                    told += [f"{size / 2**20:,.1f}" for size in sizes]
+                more = (peaks.allocated, peaks.reserved)
+                told += [f"{count / peaks.requested - 1:+.1%}" for count in more]
+                told += [network.outcome(events, budget, scale, is_expandable=is_expandable)]
+            yield cells(name, f"{share} %", f"x{scale}", *told)
 
 
 def _twice(step: Callable[[nn.Module], None], model: nn.Module) -> None:

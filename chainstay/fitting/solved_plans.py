@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from chainstay.runtime.capture.cuts.cut import cut_again, cut_into_chain
 from chainstay.runtime.capture.dynamo import MOST_SHAPES
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
 from chainstay.runtime.devices.device import accelerator_at
-from chainstay.runtime.devices.device_memory import MARGIN
+from chainstay.runtime.devices.device_memory import free_for, smaller_budget
 from chainstay.runtime.devices.sharding import gathered, is_sharded
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.measures.account import Account
@@ -48,6 +48,9 @@ from chainstay.units import format_bytes
 
 M = TypeVar("M", bound=Measurement)
 
+_SMALLER_PLANS: Final = 3
+"""How often a plan within what is free is replaced when its step runs out of memory."""
+
 
 @dataclass(slots=True)
 class SolvedPlans:
@@ -56,6 +59,7 @@ class SolvedPlans:
     Attributes:
         settings: The arguments of `chainstay.fit`.
         budget_bytes: The budget; a share is one of what the first call needs.
+        free_bytes: What was free before the first plan, where the budget is a part of that.
         measured: The graphs that were measured, by their keys.
         options: The options of stages that were measured; those that are alike have the same.
         loss_costs: The costs of the first call that was measured: its account, and the bytes that
@@ -64,6 +68,7 @@ class SolvedPlans:
 
     settings: PlannerSettings
     budget_bytes: int | None = None
+    free_bytes: int = 0
     measured: dict[Hashable, MeasuredGraph] = field(default_factory=dict)
     options: dict[Hashable, Any] = field(default_factory=dict)
     loss_costs: tuple[Account, int] | None = None
@@ -237,28 +242,26 @@ class SolvedPlans:
         solved: Callable[[int], AnyPlan],
         rehearsed: Rehearse[AnyPlan],
     ) -> AnyPlan:
-        """Make a plan; where the budget is what is free, and its step finds less, once more.
-
-        The allocator's blocks are larger than what is asked for, and there is room between them:
-        how much, is seen in the step that ran out of memory.
-        """
+        """Make a plan; where the budget is what is free, and its step finds less, a smaller one."""
         is_told, is_whole = self.settings.progress, share_of(self.settings.budget) == 1
-        try:
-            return tried(budget, solved, rehearsed, is_told=is_told, is_whole=is_whole)
-        except torch.OutOfMemoryError:
-            accelerator = accelerator_at(device)
-            if self.settings.budget is not None or accelerator is None:
-                raise
-        # Only here the tensors of the step that failed have gone with its error.
-        peaks = accelerator.peaks()
-        lost = peaks.allocated - peaks.requested
-        smaller = max(int(budget * (1 - MARGIN)) - lost, 1)
-        self.settings.say(
-            f"a step within {format_bytes(budget)} ran out of memory, as the allocator's blocks "
-            f"took {format_bytes(lost)} more; planning again within {format_bytes(smaller)}"
-        )
-        self.budget_bytes = smaller
-        return tried(smaller, solved, rehearsed, is_told=is_told)
+        accelerator = accelerator_at(device) if self.settings.budget is None else None
+        self.free_bytes = self.free_bytes or free_for(budget)
+        for _ in range(_SMALLER_PLANS):
+            try:
+                return tried(budget, solved, rehearsed, is_told=is_told, is_whole=is_whole)
+            except torch.OutOfMemoryError:
+                if accelerator is None:
+                    raise
+            # Only here the tensors of the step that failed have gone with its error.
+            lost = accelerator.memory().reserved - accelerator.peaks().requested
+            smaller = smaller_budget(budget, self.free_bytes, lost)
+            self.settings.say(
+                f"a step within {format_bytes(budget)} ran out of memory, as the allocator's "
+                "blocks and the room between them are larger than what is asked for; planning "
+                f"again within {format_bytes(smaller)}"
+            )
+            self.budget_bytes = budget = smaller
+        return tried(budget, solved, rehearsed, is_told=is_told, is_whole=is_whole)
 
     def _budget(self, model: nn.Module | None, measured: Measurement) -> int:
         if self.budget_bytes is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import faulthandler
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import chainstay
 from chainstay.errors import InvalidBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.fitting import solved_plans
+from chainstay.fitting.fitted import Fitted
 from chainstay.runtime import measure, trace_memory
 from chainstay.runtime.capture.trials.isolation import values_kept
 from chainstay.runtime.devices import device_memory
 from chainstay.runtime.devices.accelerator import Accelerator
 from chainstay.runtime.devices.device import accelerator_at, default_device, device_at
 from chainstay.runtime.devices.device_memory import free_bytes
+from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
 from chainstay.runtime.transfer import measure_link
 from chainstay.solve.offload import solve_offload
 from runtime_support import some_schedules
@@ -139,7 +144,7 @@ def test_a_budget_of_what_is_free_leaves_a_margin(device: Extension) -> None:
 
 
 @simulated
-def test_a_budget_of_what_is_free_is_lowered_once_where_blocks_are_larger(
+def test_a_budget_of_what_is_free_is_lowered_where_blocks_are_larger(
     device: Extension, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 512 bytes are 6 % more than what this network asks for, the margin is 5 %."""
@@ -158,6 +163,32 @@ def test_a_budget_of_what_is_free_is_lowered_once_where_blocks_are_larger(
     chainstay.fit(case.model, (case.batch,), budget=None, **options)  # type: ignore[arg-type]
     assert "ran out of memory, as the allocator's blocks" in capsys.readouterr().err
     step(case)
+
+
+@simulated
+@pytest.mark.parametrize("failures", [3, 4])
+def test_plans_whose_steps_run_out_of_memory_are_replaced_three_times(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[int] = []
+
+    def rehearsed(planned: Any, *args: Any) -> Rehearsal:
+        budgets.append(planned.solution.budget)
+        if len(budgets) <= failures:
+            raise torch.OutOfMemoryError("on purpose")
+        return rehearse_graph(planned, *args)
+
+    monkeypatch.setattr(solved_plans, "rehearse_graph", rehearsed)
+    case = build("blocks")
+    expected = record(case)
+    options: dict[str, Any] = {"loss": case.loss, "offload": False, "repeats": 1}
+    is_too_often = pytest.raises(torch.OutOfMemoryError, match="on purpose")
+    with is_too_often if failures > 3 else nullcontext():
+        chainstay.fit(case.model, (case.batch,), budget=None, progress=False, **options)
+    assert isinstance(getattr(case.model, "chainstay", None), Fitted) is (failures == 3)
+    assert differences(record(case), expected) == []
+    assert len(budgets) == 4
+    assert all(after <= 0.95 * before for before, after in itertools.pairwise(budgets))
 
 
 @simulated

@@ -23,6 +23,7 @@ struct Uses {                                        // of a block of memory, as
 };
 struct Block {
   size_t size = 0, requested = 0;
+  bool reserved = false;
   int stream = 0;                                    // in whose order it is used again
   bool used = true;
   uint64_t number = 0;                               // of what it was handed out for
@@ -105,6 +106,13 @@ inline void look_at_waiting() {                      // what the host finds done
     waiting.erase(waiting.begin() + i);
   }
 }
+inline void give_back(int device) {                  // as allocators do before they raise an error
+  for (auto& [memory, block] : blocks)
+    if (block.reserved && !block.used && block.stream / kStreamsEach == device) {
+      block.reserved = false;
+      counts[device].reserved.add(-(int64_t)block.size);
+    }
+}
 inline char* take(size_t bytes, int stream) {
   size_t size = (bytes + kRounding - 1) / kRounding * kRounding;
   std::lock_guard<std::recursive_mutex> order(enqueueing);
@@ -112,18 +120,19 @@ inline char* take(size_t bytes, int stream) {
   auto& free = idle[{stream, size}];
   char* memory;
   Counts* count = stream == kPinned ? nullptr : &counts[stream / kStreamsEach];
-  if (count)
-    TORCH_CHECK_WITH(OutOfMemoryError, count->allocated.now + (int64_t)size <= settings.capacity,
-                     "the simulated device is out of memory: ", size, " bytes asked for, ",
-                     count->allocated.now, " allocated");
+  if (count && count->allocated.now + (int64_t)size > settings.capacity) {
+    give_back(stream / kStreamsEach);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "the simulated device is out of memory: ", size,
+                     " bytes asked for, ", count->allocated.now, " allocated");
+  }
   if (!free.empty()) { memory = free.back(); free.pop_back(); }
   else {
     memory = (char*)std::aligned_alloc(kRounding, size);
     blocks[memory].size = size;
     blocks[memory].stream = stream;
-    if (count) count->reserved.add(size);
   }
   Block& block = blocks[memory];
+  if (count && !block.reserved) { block.reserved = true; count->reserved.add(size); }
   block.used = true;
   block.requested = bytes;
   block.number = ++handed_out;

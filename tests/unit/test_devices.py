@@ -9,6 +9,7 @@ import torch
 import chainstay
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.device import accelerator_at, device_at
+from chainstay.runtime.devices.device_memory import free_for, smaller_budget
 
 PACKAGE = Path(chainstay.__file__).parent
 DEVICES = PACKAGE / "runtime/devices"
@@ -67,3 +68,12 @@ def test_the_cpu_is_a_device_on_which_everything_has_happened() -> None:
     cpu.synchronize()
     assert 0 <= cpu.elapsed(begin, end) <= cpu.now()
     assert cpu.free_bytes() >= 0
+
+
+def test_a_smaller_budget_is_what_blocks_leave_or_less_by_the_margin() -> None:
+    budget = 2000 * 2**20
+    free = free_for(budget)
+    assert free - 22 * 2**20 == pytest.approx(budget / 0.95, abs=2)
+    assert smaller_budget(budget, free, 0) == int(0.95 * budget)
+    assert smaller_budget(budget, free, 300 * 2**20) == free - 300 * 2**20 < 0.95 * budget
+    assert smaller_budget(budget, free, 2 * free) == 1

@@ -14,8 +14,8 @@ MARGIN: Final = 0.05
 """Share of what is free that stays free: the allocator's fragments, and workspaces of kernels."""
 PAGES: Final = 22 * 2**20
 """Bytes that stay free besides: expandable segments of torch's allocator grow by pages, of 20 MiB
-for large tensors and 2 MiB for small ones, and the last of each may be nearly empty. With both, all
-36 steps of `benchmarks/results/allocator.md` fit; with the share alone, 14 small ones do not."""
+for large tensors and 2 MiB for small ones, and the last of each may be nearly empty.
+`benchmarks.runtime.allocator` tells which steps run with both, and by which plan."""
 
 
 def free_bytes(model: nn.Module, reserve: int) -> int:
@@ -53,3 +53,23 @@ def free_bytes(model: nn.Module, reserve: int) -> int:
             f"{format_bytes(PAGES)}; nothing is left, so free some memory"
         )
     return budget
+
+
+def free_for(budget: int) -> int:
+    """Return the bytes that are free where `free_bytes` gives this budget."""
+    return int(budget / (1 - MARGIN)) + PAGES
+
+
+def smaller_budget(budget: int, free: int, lost: int) -> int:
+    """Return the budget of another plan, after a step that ran out of memory.
+
+    It is smaller by the margin, and no more than what the allocator's blocks and the room between
+    them have left to the step.
+
+    Args:
+        budget: The bytes that the step was planned for.
+        free: The bytes that were free before it.
+        lost: By how many bytes what the allocator had reserved in the end, when it had given
+            unused memory back to the device, was more than what was asked for at most.
+    """
+    return max(min(int(budget * (1 - MARGIN)), free - lost), 1)
