@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import torch
@@ -132,11 +133,12 @@ class Network:
 
     Attributes:
         case: The network and its call.
+        costs: The folder of what was measured of it; the next budget goes by that.
         standing: The bytes of its parameters, buffers and gradients.
     """
 
-    def __init__(self, name: str) -> None:
-        self.case = case_of(name)
+    def __init__(self, name: str, costs: Path) -> None:
+        self.case, self.costs = case_of(name), costs
         parameters = list(self.case.model.parameters())
         tensors = (*parameters, *self.case.model.buffers(), *parameters)
         self.standing = [tensor.nbytes for tensor in tensors]
@@ -150,7 +152,7 @@ class Network:
         case, model = self.case, self.case.model
         chainstay.fit(
             *(model, case.args, case.kwargs),
-            budget=budget, loss=case.loss, repeats=1, progress=False,
+            budget=budget, loss=case.loss, repeats=1, progress=False, cache=self.costs,
         )  # fmt: skip
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -189,7 +191,11 @@ def scaled(events: Sequence[Event], scale: int) -> list[Event]:
 
 def rows_of(name: str, budgets: Sequence[int]) -> Iterator[str]:
     """Yield the rows of a network."""
-    network = Network(name)
+    with TemporaryDirectory() as folder:
+        yield from _rows(name, Network(name, Path(folder)), budgets)
+
+
+def _rows(name: str, network: Network, budgets: Sequence[int]) -> Iterator[str]:
     for share in budgets:
         try:
             planned, seen = network.planned(f"{share}%")
