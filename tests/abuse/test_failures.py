@@ -411,6 +411,7 @@ def test_13_scripted_blocks() -> None:
     require_refused(make, SAMPLE, r"compiled by torch\.jit", step=backward_step(SAMPLE))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_13_observers_that_size_their_buffers() -> None:
     from torch.ao import quantization  # noqa: PLC0415  # warns when it is imported

@@ -292,6 +292,7 @@ def test_blocks_that_come_and_go(by: str, edit: Callable[[Any], None]) -> None:
     assert peak_of(model, X) <= shown(model).solution.peak_bytes < peak_of(plain, X)
 
 
+@pytest.mark.long
 def test_blocks_that_do_not_fit_are_refused_again_and_again() -> None:
     """The old plan does not come back for the second call."""
     model = Wide()
@@ -406,6 +407,7 @@ def test_options_of_stages_that_were_measured_are_not_measured_again(
     assert all("heads" in name for name in looks[first:]), looks
 
 
+@pytest.mark.long
 def test_a_refusal_of_another_kind_of_call_with_known_shapes_says_so() -> None:
     layers = (nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6))
     model = nn.Sequential(*layers, nn.Linear(64, 1))

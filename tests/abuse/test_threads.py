@@ -46,6 +46,7 @@ def test_two_threads_that_train_the_same_model() -> None:
     assert [int(buffer) for buffer in model.buffers()] == [n + 2 * _STEPS for n in before]
 
 
+@pytest.mark.long
 def test_two_threads_that_plan_compiled_models() -> None:
     """The profiler of one thread was ended by the other, and the process with it."""
 

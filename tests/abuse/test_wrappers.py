@@ -205,6 +205,7 @@ def test_inside_of_what_is_compiled_around_it() -> None:
     assert differences(picture(plain), picture(fitted)) == []
 
 
+@pytest.mark.long
 def test_data_parallel() -> None:
     plain, fitted = fitted_twins(make, SAMPLE)
     require_equal_steps(nn.DataParallel(plain), nn.DataParallel(fitted), backward_step(SAMPLE))
@@ -285,6 +286,7 @@ def test_a_wrapper_that_replaces_the_forward_after_fit() -> None:
     assert torch.equal(SAMPLE(model), inner(X) * 2)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_export_and_trace_leave_it_as_it_is() -> None:
     plain, fitted = fitted_twins(make, SAMPLE)

@@ -147,6 +147,7 @@ def test_host_memory_that_is_enough_is_named() -> None:
     assert solve_combined(measured, budget, link=enough).host_bytes <= info.value.required
 
 
+@pytest.mark.long
 def test_a_budget_in_which_nothing_fits() -> None:
     measured = gpt_case().measured
     with pytest.raises(SolverLimitError, match=r"every one needs .* or more"):

@@ -99,6 +99,7 @@ def test_twenty_stages_are_proved_in_seconds(seed: int) -> None:
     assert claim.family is Family.ALL
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(huge_chains(largest_bits=46), RULES)
 def test_least_budget_of_huge_chains_is_exact_to_the_byte(

@@ -85,6 +85,7 @@ def trained(model: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [WithItsLoss, WithALossEach, OfOneSequence])
 def test_a_loss_in_the_forward_is_part_of_the_graph(kind: type[Recognizer]) -> None:
     """One plan serves targets of all lengths."""

@@ -118,6 +118,7 @@ def network(block: type[Block]) -> nn.Module:
     return nn.Sequential(*(block() for _ in range(5)), nn.Linear(32, 4)).train()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "block", [OfFunction, OfFunctionAlone, OfCounter, OfMethod, OfForward, OfObject]
 )

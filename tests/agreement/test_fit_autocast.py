@@ -173,6 +173,7 @@ class Entering(Stack):
         return x.float()
 
 
+@pytest.mark.long
 def test_blocks_are_measured_under_the_autocast_that_the_model_enters() -> None:
     sample = Call((batch(512, 16),))  # large, so that activations take more than weights
     model = require_trains_equally(lambda: Entering(Adapted), sample)

@@ -566,6 +566,7 @@ class Caching(nn.Module):
         return result
 
 
+@pytest.mark.long
 def test_blocks_that_add_to_a_cache_run_by_themselves() -> None:
     torch.manual_seed(3)
     sample = SampleUnder((torch.randn(4, 6, 8),))
@@ -661,6 +662,7 @@ class Decaying(Wayward):
         return found
 
 
+@pytest.mark.long
 def test_blocks_whose_weights_change_when_they_have_run() -> None:
     """They would run again with others, so no plan runs them."""
     torch.manual_seed(3)

@@ -92,6 +92,7 @@ def test_a_model_whose_graph_breaks_keeps_blocks_in_part(between: Any, share: st
     assert differences(trained(planned, SAMPLE), trained(planned, SAMPLE)) != [], "it went on"
 
 
+@pytest.mark.long
 def test_without_options_blocks_run_again() -> None:
     planned = fitted(watched(), "60%", stage_options=False)
     assert recomputes(planned)

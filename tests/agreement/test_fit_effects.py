@@ -254,6 +254,7 @@ def test_half_a_gradient_that_is_a_slice_holds_all_of_it() -> None:
     assert 0.95 * promised <= measured <= promised
 
 
+@pytest.mark.long
 def test_distributions_inside() -> None:
     torch.manual_seed(0)
     model = Guess()

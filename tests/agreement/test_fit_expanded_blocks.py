@@ -196,6 +196,7 @@ def test_modules_inside_of_blocks_without_a_graph_are_stages(kind: str, budget: 
     assert re.search(r"some are expanded into the modules inside: layers.0 and [34] more", told)
 
 
+@pytest.mark.long
 def test_only_blocks_without_a_graph_are_expanded() -> None:
     torch.manual_seed(0)
     told = require_as_plain(Layers(["plain", "plain", "logs", "plain", "plain"]), TOKENS, "65%")

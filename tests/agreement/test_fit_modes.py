@@ -221,6 +221,7 @@ def test_a_part_unfrozen_on_the_way(subject: str) -> None:
     assert len(shown(planned).plans) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", ["convolutional", "layered"])
 def test_a_counter_of_operators_around_it(subject: str) -> None:
     """The first call within it makes a plan, which it does not count; other calls go by that.

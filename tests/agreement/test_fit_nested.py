@@ -177,6 +177,7 @@ def test_a_checkpoint_around_it(subject: str, share: str, *, use_reentrant: bool
     assert differences(trained(Outer(planned), sample), expected) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", ["60 %", "least"])
 def test_compiled_stages(share: str) -> None:
     def compiled(inner: nn.Module) -> Any:

@@ -143,6 +143,7 @@ def test_taking_the_plan_away_between_forward_and_backward() -> None:
     case.loss(model(case.batch)).backward()
 
 
+@pytest.mark.long
 def test_a_model_that_is_dropped_takes_its_plan_along() -> None:
     case = perceptron_case()
     model: Any = copy.deepcopy(case.model)

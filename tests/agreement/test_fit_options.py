@@ -130,6 +130,7 @@ class Attending(nn.Module):
         return x + torch.tanh(made)
 
 
+@pytest.mark.long
 def test_torch_s_attention_is_kept_operator_by_operator() -> None:
     x = torch.randn(4, 48, 32)
     plain, planned = in_part(lambda: nn.Sequential(*[Attending() for _ in range(3)]).train(), x)

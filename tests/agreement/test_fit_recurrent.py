@@ -70,6 +70,7 @@ def test_layers_are_planned_one_by_one(name: str) -> None:
     assert sum("part of layers" in stage.name for stage in profile.stages) > 1
 
 
+@pytest.mark.long
 def test_two_layers_are_cut_behind_the_dropout_between_them() -> None:
     """The second layer saves what dropout gives; what goes into dropout is let go."""
     torch.manual_seed(0)

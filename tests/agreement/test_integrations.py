@@ -57,6 +57,7 @@ def test_settings_are_the_arguments_of_fit() -> None:
     assert [(s.name, s.default) for s in settings] == [(a.name, a.default) for a in by_name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_the_first_call_with_gradients_fits(subject: str) -> None:
     plain, model, sample = plain_of(subject), plain_of(subject), SUBJECTS[subject][1]

@@ -170,6 +170,7 @@ def test_plans_with_options_are_within_every_budget_and_no_slower() -> None:
     assert faster >= 3
 
 
+@pytest.mark.long
 def test_a_budget_that_an_error_names_is_enough_whatever_the_times() -> None:
     """Options other than the one that no times decide do not count for it."""
     measured = case().measured

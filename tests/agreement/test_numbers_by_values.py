@@ -132,6 +132,7 @@ def require_equal(
     assert torch.equal(own, others)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [

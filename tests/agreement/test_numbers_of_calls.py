@@ -266,6 +266,7 @@ def test_a_list_that_became_too_short_is_looked_at_once(looks: list[Host]) -> No
     assert len(looks) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decided", [without_gradients, with_dropout])
 def test_a_number_that_has_to_be_a_constant_is_one(decided: Decided) -> None:
     plain = Given(decided)

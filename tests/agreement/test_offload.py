@@ -181,6 +181,7 @@ def test_search_cpsat_and_mip_agree_on_any_link(case: OffloadCase) -> None:
         assert found.makespan == found.lower_bound == optimum
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(offload_cases(max_stages=5, simple_links=True))
 def test_transfers_contain_each_other(case: OffloadCase) -> None:

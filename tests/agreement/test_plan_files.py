@@ -421,6 +421,7 @@ def test_the_same_modules_doing_something_else_are_refused(plan_path: Path) -> N
         apply_plan(Other(), (SAMPLE,), plan=plan_path)
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_cut_like_the_plans_is_told_what_differs(tmp_path: Path) -> None:
     settings = WAYS["sequential"][2]
     save_plan(fit(sequential(), (SAMPLE,), progress=False, **settings), tmp_path / "plan.json")

@@ -83,6 +83,7 @@ def test_square_root_of_ten_stages() -> None:
     assert square_root(10) == checkpoint_sequential(10, 3)
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(chains(), st.integers(0, 600))
 def test_revolve_fits_where_a_slot_is_left(profile: ChainProfile, budget: int) -> None:

@@ -184,6 +184,7 @@ def test_a_model_that_cp_sat_refuses_is_our_bug() -> None:
         ortools_backend.solve(model, MINUTE)
 
 
+@pytest.mark.long
 def test_sums_beyond_exact_floats_are_refused() -> None:
     stages = (Stage(output_bytes=2**48, saved_bytes=2**48 - 1, gradient_bytes=2**48),)
     profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=stages * 40)

@@ -26,6 +26,7 @@ def test_slots_may_be_left_out_or_counted() -> None:
     assert str(DP(slots=5)) == "dp, 5 slots"
 
 
+@pytest.mark.long
 def test_sizes_beyond_exact_arithmetic_are_refused_and_slots_help() -> None:
     stage = Stage(forward_time=1, backward_time=1, output_bytes=2**47, saved_bytes=2**48)
     profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(stage,) * 130)

@@ -169,6 +169,7 @@ def test_a_plan_that_always_needs_more_is_refused(monkeypatch: pytest.MonkeyPatc
     assert len(tried) == 5, "the first plan, three that are tighter, and that of the least budget"
 
 
+@pytest.mark.long
 def test_the_least_budget_that_is_named_has_been_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step takes 8 bytes more than predicted."""
 

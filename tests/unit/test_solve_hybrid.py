@@ -75,6 +75,7 @@ def test_wrong_calls_are_refused() -> None:
     assert slots.makespan >= solve_hybrid(CHAIN, 16, link=LINK).makespan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method",
     [AutoHybrid(exact_stages=0), AutoHybrid(time_limit_s=0.5), Pofo(), QUICK_CPSAT],
