@@ -30,7 +30,7 @@ from chainstay.runtime.capture.trials.isolation import values_kept
 from chainstay.runtime.devices import device_memory
 from chainstay.runtime.devices.accelerator import Accelerator
 from chainstay.runtime.devices.device import accelerator_at, default_device, device_at
-from chainstay.runtime.devices.device_memory import free_bytes
+from chainstay.runtime.devices.device_memory import free_bytes, smaller_budget
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
 from chainstay.runtime.transfer import measure_link
 from chainstay.solve.offload import solve_offload
@@ -189,6 +189,32 @@ def test_plans_whose_steps_run_out_of_memory_are_replaced_three_times(
     assert differences(record(case), expected) == []
     assert len(budgets) == 4
     assert all(after <= 0.95 * before for before, after in itertools.pairwise(budgets))
+
+
+@simulated
+def test_what_is_free_is_asked_for_once_for_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that was lowered says no more what was free."""
+    known: list[int] = []
+    failing = [True, False, True, False]
+
+    def noted(budget: int, free: int, lost: int) -> int:
+        known.append(free)
+        return smaller_budget(budget, free, lost)
+
+    def rehearsed(planned: Any, *args: Any) -> Rehearsal:
+        if failing.pop(0):
+            raise torch.OutOfMemoryError("on purpose")
+        return rehearse_graph(planned, *args)
+
+    monkeypatch.setattr(solved_plans, "smaller_budget", noted)
+    monkeypatch.setattr(solved_plans, "rehearse_graph", rehearsed)
+    case = build("blocks")
+    options: dict[str, Any] = {"offload": False, "repeats": 1, "progress": False}
+    chainstay.fit(case.model, (case.batch,), budget=None, loss=case.loss, **options)
+    case.model(torch.cat([case.batch] * 2)).sum().backward()
+    assert failing == []
+    assert len(known) == 2
+    assert len(set(known)) == 1
 
 
 @simulated
