@@ -172,15 +172,17 @@ class Network:
         if run(events).peaks.reserved <= free:
             return "yes"
         replay = run(events, free=free)
-        for word in ("cache emptied", "second plan", "third plan", "fourth plan"):
-            if replay.is_complete:
-                return word
+        if replay.is_complete:
+            return "cache emptied"
+        for word in ("second plan", "third plan", "fourth plan"):
             budget = smaller_budget(budget, free, replay.lost)
             try:
                 _, again = self.planned(budget // scale)
             except chainstay.InfeasibleBudgetError:
                 break
             replay = run(scaled(again, scale), free=free)
+            if replay.is_complete:
+                return word
         return "no"
 
 

@@ -59,7 +59,7 @@ class SolvedPlans:
     Attributes:
         settings: The arguments of `chainstay.fit`.
         budget_bytes: The budget; a share is one of what the first call needs.
-        free_bytes: What was free before the first plan, where the budget is a part of that.
+        free_bytes: What was free before the first plan, once a step has run out of it; else 0.
         measured: The graphs that were measured, by their keys.
         options: The options of stages that were measured; those that are alike have the same.
         loss_costs: The costs of the first call that was measured: its account, and the bytes that
@@ -245,7 +245,6 @@ class SolvedPlans:
         """Make a plan; where the budget is what is free, and its step finds less, a smaller one."""
         is_told, is_whole = self.settings.progress, share_of(self.settings.budget) == 1
         accelerator = accelerator_at(device) if self.settings.budget is None else None
-        self.free_bytes = self.free_bytes or free_for(budget)
         for _ in range(_SMALLER_PLANS):
             try:
                 return tried(budget, solved, rehearsed, is_told=is_told, is_whole=is_whole)
@@ -254,6 +253,7 @@ class SolvedPlans:
                     raise
             # Only here the tensors of the step that failed have gone with its error.
             lost = accelerator.memory().reserved - accelerator.peaks().requested
+            self.free_bytes = self.free_bytes or free_for(budget)
             smaller = smaller_budget(budget, self.free_bytes, lost)
             self.settings.say(
                 f"a step within {format_bytes(budget)} ran out of memory, as the allocator's "

@@ -107,6 +107,10 @@ def test_pages_of_free_blocks_are_given_back_and_mapped_anew() -> None:
     assert expandable.reserved == 100 * MIB == expandable.limit  # 140 without the free pages
     with pytest.raises(MemoryError):
         expandable.allocate(50 * MIB)
+    edges = [expandable.allocate(5 * MIB) for _ in range(2)]  # in pages of other blocks
+    assert [edge.start for edge in edges] == [60 * MIB, 15 * MIB]
+    for edge in edges:
+        expandable.free(edge)
     expandable.limit += 40 * MIB
     assert expandable.allocate(50 * MIB).start == hole.start  # 10 MiB of it had memory
     assert expandable.reserved == expandable.limit
