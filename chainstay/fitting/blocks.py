@@ -17,18 +17,14 @@ from chainstay.runtime.capture.blocks.calls import (
     require_not_checkpointed,
 )
 from chainstay.runtime.capture.blocks.chain import BlockChain
-from chainstay.runtime.capture.blocks.entrances import (
-    block_handler,
-    close_entrance,
-    open_entrance,
-    run_itself,
-)
+from chainstay.runtime.capture.blocks.entrances import block_handler, open_entrance, run_itself
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.cuts.stage_names import modules_around
 from chainstay.runtime.capture.dynamo import MOST_SHAPES, NothingToPlanError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
+from chainstay.runtime.capture.trials.world import RandomNumbers
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.devices.thread_value import ThreadValue
@@ -78,6 +74,7 @@ class _Kind:
     planned: PlannedBlocks | None  # `None` if such calls run plainly
     looks: int = 1  # how often its blocks were looked for
     is_outgrown: bool = False  # a call has run blocks that the plan does not know
+    random: RandomNumbers | None = None  # before the call that outgrew the plan
     told: set[Hashable] = field(default_factory=set)  # blocks of calls that people were told of
     looked_at: set[Hashable] = field(default_factory=set)  # those that no plan has all the same
 
@@ -125,6 +122,8 @@ class BlockForward:
             return call()
         run = BlockRun(kind.planned.schedule)
         checked, around = not is_sharded(call.model), present_checkpoint()
+        may_plan = checked and kind.looks < _MOST_LOOKS
+        before = RandomNumbers.now(self.device) if may_plan else None
 
         def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             try:
@@ -139,7 +138,7 @@ class BlockForward:
             output = call()
         run.end()
         if run.others or run.changed or not run.called:
-            self._outgrown(call, run, kind, is_new=is_new)
+            self._outgrown(run, kind, before, is_new=is_new)
         return output
 
     def use(self, planned: PlannedBlocks) -> None:
@@ -195,7 +194,7 @@ class BlockForward:
         elif kind.is_outgrown:
             kind.looks += 1
             with suppress(UnsupportedModelError):  # too few blocks: the plan before holds for them
-                planned = self._planned(call, is_new=False)
+                planned = self._planned(call, is_new=False, random=kind.random)
                 if planned is None:
                     kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
                 kind.planned = planned or kind.planned
@@ -212,15 +211,19 @@ class BlockForward:
         alike.in_vain = alike.in_vain + 1 if len(self.planner.plans) == plans else 0
         return _Kind(planned)
 
-    def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
+    def _planned(
+        self, call: Call, *, is_new: bool, random: RandomNumbers | None = None
+    ) -> PlannedBlocks | None:
         """Return a plan for the blocks of `call`: a known one, or else a new one.
 
+        With `random`, for those that it would run if the generators were in these states.
         ``None`` if there is nothing to plan, if new shapes run plainly, or if blocks that there was
         a plan for now save more than the budget has room for.
         """
         if is_new and not self.planner.admits(listed_shapes(call.tensors)):
             return None
         host = Host(call, self.device)
+        host.random = random or host.random
         while True:
             try:
                 return self._planned_blocks(host, is_new=is_new)
@@ -238,7 +241,7 @@ class BlockForward:
         """
         planner, call = self.planner, host.call
         shapes = listed_shapes(call.tensors)
-        around = find_blocks(host, self.graphs, self.unreached)
+        around = find_blocks(host, self.graphs, self.unreached, may_vary=is_new)
         key = around.chain.key
         known = self.known.get(key)
         # Processes that share parameters would not agree about the bytes.
@@ -256,8 +259,8 @@ class BlockForward:
                     return None
                 raise planner.at_shapes(refusal, shapes, self._told(around.chain)) from None
             blocks = planned.schedule.blocks
-            first, *_, last = blocks.stages
-            origin = f"by blocks ({first.name} to {last.name}){self._reason(blocks)}\n"
+            first, last = blocks.stages[0].name, blocks.stages[-1].name
+            origin = f"by blocks ({first} to {last}){self._reason(blocks)}\n"
             key = blocks.key
             self.known.pop(key, None)  # the plan made last is at the end
             self.known[key], self.peaks[key] = replace(planned, origin=origin), peak
@@ -284,36 +287,36 @@ class BlockForward:
             name if reason in self.reason else f"{name}: {reason}"
             for name, reason in blocks.expanded
         ]
-        told = (
-            f"; some are expanded into the modules inside: {'; '.join(expanded)}"
-            if expanded
-            else ""
-        )
-        return f"{self.reason}{told}"
+        if not expanded:
+            return self.reason
+        return f"{self.reason}; some are expanded into the modules inside: {'; '.join(expanded)}"
 
-    def _outgrown(self, call: Call, run: BlockRun, kind: _Kind, *, is_new: bool) -> None:
-        """A call has run blocks that its plan does not know, or not as they are now, or none."""
+    def _outgrown(
+        self, run: BlockRun, kind: _Kind, before: RandomNumbers | None, *, is_new: bool
+    ) -> None:
+        """A call has run blocks that its plan does not know, or not as they are now, or none.
+
+        Layers may have been left out at random (LayerDrop), so what is planned next is what this
+        call ran, from the generators' states `before` it; without these, nothing is planned.
+        """
         blocks = tuple(run.called)
         is_unplanned = bool(run.others) or not blocks
-        if is_new and is_unplanned:
+        if is_new and is_unplanned and kind.random is None:
             kind.looked_at.add(blocks)
-        known = [
-            planned
-            for planned in self.known.values()
-            if planned.schedule.blocks.graph_keys == blocks
-        ]
-        may_plan = kind.looks < _MOST_LOOKS and not is_sharded(call.model)
+        others = [planned for planned in self.known.values() if planned is not kind.planned]
+        known = [planned for planned in others if planned.schedule.blocks.includes(blocks)]
         if known and run.others:
-            kind.planned, then = known[-1], "the next one goes by the plan for such calls"
-        elif may_plan and blocks not in kind.looked_at:
-            kind.is_outgrown = True
+            kind.planned = max(known, key=lambda planned: len(planned.profile))
+            then = "the next one goes by the plan for such calls"
+        elif before is not None and blocks not in kind.looked_at:
+            kind.is_outgrown, kind.random = True, before
             then = "the next one is planned anew"
         else:
             then = "others like it will, too"
         if is_unplanned and blocks not in kind.told and len(kind.told) <= _MOST_LOOKS:
             kind.told.add(blocks)
-            others = f"{run.others} blocks that its plan does not have (or not for such tensors)"
-            ran = others if blocks else "none of its blocks by the plan"
+            unknown = f"{run.others} blocks that its plan does not have (or not for such tensors)"
+            ran = unknown if blocks else "none of its blocks by the plan"
             self.planner.settings.say(
                 f"this call of {self.planner.name} ran {ran}, so it may have needed more than the "
                 f"budget; {then}"
@@ -392,9 +395,3 @@ def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:
             f"({reason}); leave offload=True out"
         )
     return BlockForward(planner, call.device, f": {reason}")
-
-
-def release_blocks(model: nn.Module) -> None:
-    """Leave the blocks of a model as they were before it was fitted."""
-    for block in model.modules():
-        close_entrance(block)

@@ -19,7 +19,6 @@ from chainstay.fitting.blocks import (
     BlockForward,
     blocks_for,
     blocks_needed,
-    release_blocks,
     running,
 )
 from chainstay.fitting.planner import AnyPlanned, NotedPlan, PlanMaker, Planner, PlannerSettings
@@ -33,6 +32,7 @@ from chainstay.fitting.transformers_models import (
 )
 from chainstay.fitting.waiting_calls import WaitingCalls
 from chainstay.plans.kept_in_part import KeptInPart
+from chainstay.runtime.capture.blocks.entrances import close_entrances
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
     GraphCapture,
@@ -181,7 +181,7 @@ class Fitted:
         self.require_in_place(model)
         restore_forward(model)
         del vars(model)["chainstay"]
-        release_blocks(model)
+        close_entrances(model)
 
     def require_in_place(self, model: nn.Module) -> None:
         """Refuse a model whose forward was replaced since it was fitted."""
@@ -201,7 +201,7 @@ class Fitted:
         self._kind, self._plain, self._forwards = type(model), stood_in_forward(model), ()
         self._caching = caching_configs(model)  # a copy of a model has a configuration of its own
         self._capture = self._blocks = self._latest = None
-        release_blocks(model)
+        close_entrances(model)
 
     def _run_new(self, call: Call, *, is_real: bool = True, uncached: Sequence[Any] = ()) -> Any:
         """Plan a call that there is no graph for; then make it, if `is_real`."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from chainstay.fitting.blocks import release_blocks
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted
 from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings
@@ -18,6 +17,7 @@ from chainstay.fitting.strategies.fastest import planned_blocks, planned_graph, 
 from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.planning import solve_measured
 from chainstay.plans import Fingerprint
+from chainstay.runtime.capture.blocks.entrances import close_entrances
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.planned import Planned
@@ -117,7 +117,7 @@ def measure_model(
     maker = _PlainPlans(SolvedPlans(settings), once_traced)
     fitted = Fitted(model, replace(settings, progress=False), maker)
     fitted.plan_for(model, args, dict(kwargs))
-    release_blocks(model)
+    close_entrances(model)
     assert maker.costs is not None, "it was measured just now"
     return MeasuredModel(
         call=Call.of(model, args, kwargs),

@@ -7,6 +7,7 @@ import gc
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,9 +18,11 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.planner import StageSource
 from chainstay.runtime import trace_memory
 from chainstay.runtime.execute.block_executor import PlannedBlocks
+from chainstay.runtime.measures.blocks import block_costs
 from chainstay.runtime.stage.staged_graph import PlannedGraph
 from sgd_steps import differences, three_steps
 from training_conditions import RECOMPUTING, SHARES, ShareOf, keeps_in_part, recomputes, shown
+from twins import peak_of
 
 pytestmark = pytest.mark.usefixtures("equal_times")
 
@@ -342,6 +345,98 @@ def test_layers_left_out_at_random(draw: Callable[[], float | torch.Tensor], see
     model.probability = 0.3
     assert wrong_after_training(chainstay.unfit(model), x, budget) == []
     assert isinstance(shown(model).plans[-1], PlannedBlocks)
+
+
+class OfTwoKinds(Dropping):
+    """Layers of another kind follow those that are left out now and then."""
+
+    def __init__(self, probability: float, draw: Callable[[], float | torch.Tensor]) -> None:
+        super().__init__(probability, draw)
+        self.others = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 16)) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        for layer in self.others:
+            if self.draw() >= self.probability:
+                x = layer(x)
+        return x
+
+
+DRAWS = pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(random.random, id="Python's"),
+        pytest.param(lambda: float(np.random.rand()), id="NumPy's", marks=pytest.mark.long),  # noqa: NPY002  # as models draw
+        pytest.param(lambda: torch.rand(()), id="torch's"),
+    ],
+)
+
+
+def draws_anew(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  # as models draw
+
+
+@DRAWS
+@pytest.mark.parametrize("kind", [Dropping, OfTwoKinds])
+def test_a_plan_holds_for_calls_that_leave_layers_out(
+    kind: type[Dropping],
+    draw: Callable[[], float | torch.Tensor],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is made for all layers, though the first call leaves some out."""
+    model, x = kind(0.0, draw), torch.randn(256, 16)
+    budget = peak_of(model, x) * 7 // 10
+    model.probability = 0.15
+    draws_anew(0)
+    chainstay.fit(model, (x,), budget=budget, loss=squares, repeats=1)
+    peaks = set()
+    for seed in range(20):
+        draws_anew(seed)
+        peaks.add(peak_of(model, x) + x.nbytes)
+    assert max(peaks) <= budget
+    assert len(peaks) > 2, "calls differ"
+    assert len(shown(model).plans) == 1
+    assert "that its plan does not have" not in capsys.readouterr().err
+
+
+@DRAWS
+def test_layers_that_no_call_ran_before_are_planned_as_that_call_drew(
+    draw: Callable[[], float | torch.Tensor],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(block_costs, "_MOST_TRIES", 0)
+    model, x = Dropping(0.3, draw), torch.randn(256, 16)
+    ran = [layers_run(model, x, seed) for seed in range(40)]
+    few, every = ran.index(4), ran.index(6)
+    draws_anew(few)
+    chainstay.fit(model, (x,), budget="90%", loss=squares, repeats=1)
+    assert blocks_planned(model) == 4
+    for seed in (every, few):
+        draws_anew(seed)
+        model(x)
+    assert "the next one is planned anew" in capsys.readouterr().err
+    assert blocks_planned(model) == 6
+
+
+def blocks_planned(model: nn.Module) -> int:
+    planned = shown(model).plans[-1]
+    assert isinstance(planned, PlannedBlocks)
+    return len(planned.schedule.blocks.stages)
+
+
+def layers_run(model: Dropping, x: torch.Tensor, seed: int) -> int:
+    ran: list[nn.Module] = []
+    own = copy.deepcopy(model)
+    for layer in own.layers:
+        layer.register_forward_hook(lambda layer, *_: ran.append(layer))
+    draws_anew(seed)
+    own(x)
+    return len(ran)
 
 
 @pytest.mark.long

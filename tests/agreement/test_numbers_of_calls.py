@@ -224,9 +224,11 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     """The calls whose blocks are looked for."""
     found: list[Host] = []
 
-    def look(host: Host, graphs: BlockGraphs, unreached: Sequence[str]) -> Around:
+    def look(
+        host: Host, graphs: BlockGraphs, unreached: Sequence[str], *, may_vary: bool
+    ) -> Around:
         found.append(host)
-        return find_blocks(host, graphs, unreached)
+        return find_blocks(host, graphs, unreached, may_vary=may_vary)
 
     monkeypatch.setattr(blocks, "find_blocks", look)
     return found

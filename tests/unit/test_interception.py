@@ -11,8 +11,8 @@ from torch import nn
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
-from chainstay.fitting.blocks import release_blocks
 from chainstay.runtime.capture.blocks.chain import BlockChain
+from chainstay.runtime.capture.blocks.entrances import close_entrances
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.trials.call import Call
@@ -62,7 +62,7 @@ def intercept(model: nn.Module) -> BlockChain:
     try:
         return find_blocks(host, BlockGraphs(type(model).__name__, device)).chain
     finally:
-        release_blocks(model)
+        close_entrances(model)
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:

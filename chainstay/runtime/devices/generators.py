@@ -27,7 +27,15 @@ class OtherGenerators:
     @classmethod
     def now(cls) -> OtherGenerators:
         """The present states."""
-        return cls(random.getstate(), _numpy_state())
+        numpy = sys.modules.get("numpy")
+        return cls(random.getstate(), None if numpy is None else _numpy_state(numpy.random))
+
+    @classmethod
+    def seeded(cls, seed: int) -> OtherGenerators:
+        """The states behind a seed."""
+        numpy = sys.modules.get("numpy")
+        other = None if numpy is None else _numpy_state(numpy.random.RandomState(seed))
+        return cls(random.Random(seed).getstate(), other)  # noqa: S311  # nothing secret
 
     def restore(self) -> None:
         """Put both back."""
@@ -38,11 +46,8 @@ class OtherGenerators:
             numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
 
 
-def _numpy_state() -> tuple[Any, ...] | None:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    state = numpy.random.get_state(legacy=False)
+def _numpy_state(source: Any) -> tuple[Any, ...] | None:
+    state = source.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
         return None
     inner = state["state"]

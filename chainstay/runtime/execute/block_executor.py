@@ -1,10 +1,10 @@
 """A model's own forward, its blocks run by a plan.
 
 The model calls its blocks; the plan says what stays of each. A plan is for blocks called one
-after another as on the sample. A forward may call fewer: then what the plan had in mind for the
-backward of the others falls away, and what is dropped is made again from whatever state is
-there. It may call others, or more of them: each of these keeps its input and is run again from
-there, which is told, since no plan counts that memory.
+after another as on the sample. A forward may leave some out (LayerDrop, depth that depends on
+data): each of these is a stage that passes its input on, so the plan holds for the others and
+needs no more memory. It may call others, or more of them: each of these keeps its input and is
+run again from there, which is told, since no plan counts that memory.
 """
 
 from __future__ import annotations
@@ -103,11 +103,13 @@ class BlockRun:
     def block(self, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
         """Run the next block's graph."""
         self.called.append(graph.key)
-        if self._is_expected(graph, inputs):
+        index = self._expected_at(graph, inputs)
+        if index is not None:
             given, shared = graph.chain.begin(inputs)
-            stage = self.schedule.blocks.stages[self.following].by(graph, len(self._shared))
+            self._leave_out(index, given)
+            stage = self.schedule.blocks.stages[index].by(graph, len(self._shared))
             self._shared += graph.retained(shared)
-            options = self.schedule.options_of(self.following, stage, self._shared)
+            options = self.schedule.options_of(index, stage, self._shared)
             if options is not None:
                 made = self._by_plan(stage, given, options)
                 return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
@@ -119,43 +121,74 @@ class BlockRun:
 
     def end(self) -> None:
         """The model's forward is over: from now on only autograd's graph holds what is needed."""
-        run, self._run, self._state, self._shared = self._run, None, (), []
-        if run is None:
-            return
-        if self.following == len(self.schedule.chain.stages):
-            self._run_again_until_first(run)
-        else:
-            _shorten(run, self.following)
+        if self._run is not None:
+            self._leave_out(len(self.schedule.chain.stages))
+            self._run_again_until_first(self._run)
+        self._run, self._state, self._shared = None, (), []
 
-    def _is_expected(self, graph: BlockGraph, inputs: Sequence[Any]) -> bool:
-        blocks, index = self.schedule.blocks, self.following
-        if index == len(blocks.stages) or blocks.stages[index].graph.key != graph.key:
-            return False
-        if len(graph.chain.state_inputs) != len(blocks.stages[index].graph.chain.state_inputs):
-            return False  # parameters are tensors here that another graph has made
-        if index in blocks.starts:
-            return True
+    def _expected_at(self, graph: BlockGraph, inputs: Sequence[Any]) -> int | None:
+        """Return the next place in the plan of a block that is called now, if it has one."""
+        stages, first = self.schedule.blocks.stages, self.following
         given = [inputs[position] for position in graph.chain.state_inputs]
-        taken = blocks.stages[index].taken
+        # Parameters that are spread over processes come and go with the block at that place.
+        is_fixed = any(stage.is_sharded for stage in stages[first : first + 1])
+        for index in range(first, first + 1 if is_fixed else len(stages)):
+            own = stages[index].graph
+            # Otherwise parameters are tensors here that another graph has made.
+            is_alike = own.key == graph.key and len(own.chain.state_inputs) == len(given)
+            if is_alike and self._is_given(index, given):
+                return index
+        return None
+
+    def _is_given(self, index: int, given: Sequence[torch.Tensor]) -> bool:
+        """Whether a block at `index`, the next one that runs, gets `given` by the plan."""
+        blocks = self.schedule.blocks
+        taken, start = blocks.stages[index].taken, blocks.segment_of(index)
+        if index == start:
+            return True
+        if start >= self.following:  # those in front of it in its segment are left out
+            return taken == tuple(range(len(blocks.boundaries[index])))
         return len(given) == len(taken) and all(
-            self._state[position] is tensor and self._versions[position] == version_of(tensor)
+            position < len(self._state)
+            and self._state[position] is tensor
+            and self._versions[position] == version_of(tensor)
             for position, tensor in zip(taken, given, strict=True)
         )
+
+    def _leave_out(self, until: int, given: State = ()) -> None:
+        """Let the expected blocks before stage `until`, which gets `given`, pass on their input."""
+        blocks = self.schedule.blocks
+        for index in range(self.following, until):
+            if index in blocks.starts:
+                is_same = until < len(blocks.stages) and index == blocks.segment_of(until)
+                self._state = given if is_same else ()
+            self._first_run(index, ChainStage(blocks.stages[index].name, ()), {})
+        if until < len(blocks.stages):  # what was to be there of those that are left out
+            missing = blocks.stages[until].first_shared - len(self._shared)
+            self._shared += [None] * missing
 
     def _by_plan(self, stage: BlockStage, given: State, options: OptionTable) -> State:
         schedule, index = self.schedule, self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
             require_repeatable_step(options, self._shared, schedule.chain.device)
-        run = self._run = self._run or Run(schedule.chain, schedule.plan, self._shared, pending=-1)
+        if index in schedule.blocks.starts:
+            self._state = given
+        is_planned = stage is schedule.blocks.stages[index]
+        return self._first_run(
+            index, None if is_planned else ChainStage(stage.name, (stage,)), options
+        )
+
+    def _first_run(self, index: int, other: ChainStage | None, options: OptionTable) -> State:
+        """Run stage `index`, or `other` in its place, after what the plan has before it."""
+        plan, chain = self.schedule.plan, self.schedule.chain
+        run = self._run = self._run or Run(chain, plan, self._shared, pending=-1)
         self._run_again_until_first(run)
-        step = schedule.plan.forward[self._step]
+        step = plan.forward[self._step]
         assert step.stage == index, "first runs are in order"
         self._step += 1
         self.following += 1
-        if stage is not schedule.blocks.stages[index]:
-            _exchange(run, index, stage, options)
-        if index in schedule.blocks.starts:
-            self._state = given
+        if other is not None:
+            _exchange(run, index, other, options)
         made = run.first_run(step, self._state)
         self._state, self._versions = made, tuple(map(version_of, made))
         run.pending = index
@@ -169,16 +202,21 @@ class BlockRun:
             self._step += 1
 
 
-def _exchange(run: Run, index: int, stage: BlockStage, options: OptionTable) -> None:
-    """Let a stage run by another graph, which differs from that of the plan in numbers only."""
-    own = ChainStage(stage.name, (stage,))
-    chain, names, first = run.chain, tuple(stage.shared_names), stage.first_shared
+def _exchange(run: Run, index: int, other: ChainStage, options: OptionTable) -> None:
+    """Let another stage run: by a graph that differs in numbers only, or one that does nothing."""
+    chain = run.chain
+    kept = {key: option for key, option in chain.options.items() if key[0] != index}
+    names = list(chain.names)
+    for part in other.parts:
+        if isinstance(part, BlockStage):
+            own = tuple(part.shared_names)
+            names[part.first_shared : part.first_shared + len(own)] = own
     run.chain = replace(
         chain,
-        stages=(*chain.stages[:index], own, *chain.stages[index + 1 :]),
-        effects=(*chain.effects[:index], own.effects, *chain.effects[index + 1 :]),
-        names=(*chain.names[:first], *names, *chain.names[first + len(names) :]),
-        options={**chain.options, **options},
+        stages=(*chain.stages[:index], other, *chain.stages[index + 1 :]),
+        effects=(*chain.effects[:index], other.effects, *chain.effects[index + 1 :]),
+        names=tuple(names),
+        options={**kept, **options},
     )
 
 
@@ -209,54 +247,6 @@ def _crosses(chain: BlockChain, step: Step, present: int) -> bool:
         step.stage in starts or chain.stages[step.stage].is_input_changed
     )
     return remakes or loses or chain.segment_of(step.stage) != chain.segment_of(present)
-
-
-def _shorten(run: Run, count: int) -> None:
-    """Let a run of which only the first `count` stages have run prepare their backwards itself.
-
-    Each stage is made again from the nearest state that is there.
-    """
-    first = {step.stage: step for step in run.plan.forward if step.is_first}
-    stored = sorted(run.checkpoints)
-    before: list[tuple[Step, ...]] = []
-    released = set()
-    for stage in range(count):
-        step = first[stage]
-        if step.captures and not step.releases_input:
-            before.append(())
-            continue
-        start = next(
-            at
-            for at in reversed(stored)
-            if at <= stage and all(n in run.environments for n in range(at, stage))
-        )
-        steps = [_repeated(n, is_start=n == start, captures=False) for n in range(start, stage)]
-        if step.captures:
-            released.add(stage)
-        else:
-            steps.append(_repeated(stage, is_start=stage == start, captures=True))
-        before.append(tuple(steps))
-    run.plan = replace(
-        run.plan,
-        shape=Shape(count),
-        forward=(),
-        backward=tuple(reversed(range(count))),
-        before_backward=tuple(before),
-        released=frozenset(released),
-    )
-    run.pending = count - 1
-
-
-def _repeated(stage: int, *, is_start: bool, captures: bool) -> Step:
-    return Step(
-        stage=stage,
-        is_first=False,
-        is_last=False,
-        captures=captures,
-        releases_input=False,
-        wanted=frozenset({stage} if is_start else ()),
-        output_wanted=not captures,
-    )
 
 
 _ALONE: Final = Schedule.parse("Fc0 Fa1 B1 Fa0 B0")

@@ -187,8 +187,12 @@ class Run:
         """
         if not step.option:
             return None
-        option = self.chain.options[step.stage, step.option]
-        if not option.selection.drops or not option.code.graph.is_for(shared, settings.backends):
+        option = self.chain.options.get((step.stage, step.option))  # a block left out has none
+        if (
+            option is None
+            or not option.selection.drops
+            or not option.code.graph.is_for(shared, settings.backends)
+        ):
             return None
         return OptionRun(option.code, shared, self.chain.names, settings)
 

@@ -43,7 +43,7 @@ class Effects:
             reads=tuple(dict.fromkeys(position for own in several for position in own.reads)),
             written=tuple(dict.fromkeys(position for own in several for position in own.written)),
             draws_random=any(own.draws_random for own in several),
-            changes_input=several[0].changes_input,
+            changes_input=bool(several) and several[0].changes_input,
             fills_what_it_saved=any(own.fills_what_it_saved for own in several),
             tied=tuple(dict.fromkeys(position for own in several for position in own.tied)),
             draws_on_host=any(own.draws_random and own.draws_on_host for own in several),
@@ -87,7 +87,7 @@ class ChainStage:
 
     Attributes:
         name: The stage's name, for people; the names of fused parts are joined by ``+``.
-        parts: One, or several that must not be cut apart.
+        parts: One, or several that must not be cut apart; none where it passes its input on.
         is_loss: Whether it is the loss behind the model's last stage.
     """
 

@@ -134,6 +134,11 @@ class BlockChain:
         """The keys of the blocks' graphs, in the order of their calls."""
         return tuple(stage.graph.key for stage in self.stages)
 
+    def includes(self, keys: Sequence[Hashable]) -> bool:
+        """Whether blocks whose graphs have these keys are some of its own, in this order."""
+        own = iter(self.graph_keys)
+        return all(key in own for key in keys)
+
     @property
     def chain_stages(self) -> tuple[ChainStage, ...]:
         """The blocks as stages of a chain."""

@@ -70,6 +70,12 @@ def close_entrance(block: nn.Module) -> None:
         vars(block)["_compiled_call_impl"] = compiled.compiled
 
 
+def close_entrances(model: nn.Module) -> None:
+    """Leave all modules of a model as they were."""
+    for module in model.modules():
+        close_entrance(module)
+
+
 @contextmanager
 def entered(blocks: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, calls of these blocks can be handed over."""

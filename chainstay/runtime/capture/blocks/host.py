@@ -15,9 +15,8 @@ from torch.utils._pytree import tree_leaves
 from chainstay.errors import UnsupportedModelError, type_with_article
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
-from chainstay.runtime.capture.trials.world import world_kept
+from chainstay.runtime.capture.trials.world import RandomNumbers, world_kept
 from chainstay.runtime.devices.sharding import is_sharded, left_sharded
-from chainstay.runtime.execute.environment import RandomStates, random_states, restore_random_states
 
 
 @dataclass(slots=True, eq=False)
@@ -31,17 +30,17 @@ class Host:
         call: A call of the model.
         device: The model's device.
         stand_ins: Stand-ins for its parameters.
-        random: States of torch's generators, as they are before every call.
+        random: States of the generators of random numbers, as they are before every call.
     """
 
     call: Call
     device: torch.device
     stand_ins: StandIns = field(default_factory=StandIns)
-    random: RandomStates = ()
+    random: RandomNumbers = field(init=False)
     _is_known: bool = False
 
     def __post_init__(self) -> None:
-        self.random = random_states(self.device)
+        self.random = RandomNumbers.now(self.device)
         for leaf in tree_leaves((self.call.args, self.call.kwargs)):
             if isinstance(leaf, Iterator):
                 raise UnsupportedModelError(
@@ -73,7 +72,7 @@ class Host:
             world_kept(functions_of(self.model), self.device),
             torch.enable_grad(),
         ):
-            restore_random_states(self.random)
+            self.random.restore()
             if self.is_sharded:
                 with self._itself() as own:
                     yield own

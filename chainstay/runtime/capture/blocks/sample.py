@@ -176,10 +176,11 @@ def _reasons(unfit: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _uncalled(host: Host, recorded: Iterable[BlockCall], taken: Collection[str]) -> tuple[str, ...]:
-    """Return the outermost modules that were not called and are in none that is a stage."""
+    """Return the outermost modules of which nothing was called and that are in no stage."""
     if host.is_sharded:  # no plan takes other blocks in
         return ()
-    called, stages = {call.name for call in recorded}, set(taken)
+    called = {path for call in recorded for path in (call.name, *modules_around(call.name))}
+    stages = set(taken)
     paths = [path for path in called_modules(host.model).values() if path not in called]
     return tuple(path for path in outermost(paths) if stages.isdisjoint(modules_around(path)))
 

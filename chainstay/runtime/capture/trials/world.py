@@ -21,24 +21,67 @@ from operator import length_hint
 from types import CellType, CodeType, FunctionType, GeneratorType, MethodType
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensor
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.generators import OtherGenerators
-from chainstay.runtime.execute.environment import random_states, restore_random_states
+from chainstay.runtime.execute.environment import (
+    RandomStates,
+    random_states,
+    restore_random_states,
+)
 from chainstay.runtime.stage.states import is_equal
+
+
+@dataclass(frozen=True, slots=True)
+class RandomNumbers:
+    """States of all generators that a forward may draw from.
+
+    Attributes:
+        states: Those of torch's generators, in memory that is not torch's: it may be held in a step
+            whose memory is measured.
+        others: Those of Python's and NumPy's.
+    """
+
+    states: tuple[tuple[torch.device, NDArray[np.uint8]], ...]
+    others: OtherGenerators
+
+    @classmethod
+    def of(cls, states: RandomStates, others: OtherGenerators) -> RandomNumbers:
+        """Return a copy of these states."""
+        copies = [(where, state.numpy().copy()) for where, state in states]
+        return cls(tuple(copies), others)
+
+    @classmethod
+    def now(cls, device: torch.device) -> RandomNumbers:
+        """Return the present states, for a model on `device`."""
+        return cls.of(random_states(device), OtherGenerators.now())
+
+    @classmethod
+    def seeded(cls, seed: int, device: torch.device) -> RandomNumbers:
+        """Return the states behind a seed, for a model on `device`."""
+        generators = [(where, torch.Generator(where)) for where, _ in random_states(device)]
+        states = [(where, own.manual_seed(seed).get_state()) for where, own in generators]
+        return cls.of(tuple(states), OtherGenerators.seeded(seed))
+
+    def restore(self) -> None:
+        """Put them back."""
+        states = [(where, torch.from_numpy(state)) for where, state in self.states]
+        restore_random_states(tuple(states))
+        self.others.restore()
 
 
 @contextmanager
 def random_numbers_kept(device: torch.device) -> Iterator[None]:
     """Put back the states of torch's, Python's and NumPy's generators at the end."""
-    states, others = random_states(device), OtherGenerators.now()
+    before = RandomNumbers.now(device)
     try:
         yield
     finally:
-        restore_random_states(states)
-        others.restore()
+        before.restore()
 
 
 @contextmanager

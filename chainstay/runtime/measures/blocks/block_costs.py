@@ -6,13 +6,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
+from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.blocks.sample import blocks_run_by, sample_blocks
 from chainstay.runtime.capture.trials.compiled_calls import compiler_of
 from chainstay.runtime.capture.trials.isolation import StandIns
+from chainstay.runtime.capture.trials.world import RandomNumbers
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.sharding import gathered, runs_alone
@@ -61,7 +64,13 @@ class MeasuredBlocks(Measurement):
     blocks: BlockChain
 
 
-def find_blocks(host: Host, graphs: BlockGraphs, unreached: Sequence[str] = ()) -> Around:
+_MOST_TRIES: Final = 6
+"""How often a call is tried with other random numbers, which may let it run more blocks."""
+
+
+def find_blocks(
+    host: Host, graphs: BlockGraphs, unreached: Sequence[str] = (), *, may_vary: bool = False
+) -> Around:
     """Find the blocks of a model.
 
     Their inputs and outputs are held from then on, on the CPU.
@@ -71,10 +80,31 @@ def find_blocks(host: Host, graphs: BlockGraphs, unreached: Sequence[str] = ()) 
         graphs: The graphs of its blocks.
         unreached: Paths of modules that no gradient of the loss reaches, besides those that none
             reaches from the model's output.
+        may_vary: Whether a call that leaves modules out is tried with other random numbers: where
+            layers are left out at random (LayerDrop), a plan is for as many as possible.
 
     Raises:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
     """
+    around = _blocks_of(host, graphs, unreached)
+    for seed in range(_MOST_TRIES if may_vary and not host.is_sharded else 0):
+        if not around.chain.uncalled:
+            break
+        other = Host(host.call, host.device)
+        other.random = RandomNumbers.seeded(seed, host.device)
+        try:
+            found = _blocks_of(other, graphs, unreached)
+        except UnsupportedModelError:  # too few of them
+            continue
+        if seed and found.chain.uncalled == around.chain.uncalled:
+            break  # they are never called
+        if len(found.chain.stages) > len(around.chain.stages):
+            around = found
+    return around
+
+
+def _blocks_of(host: Host, graphs: BlockGraphs, unreached: Sequence[str]) -> Around:
+    """Find the blocks that a model runs by the random numbers that `host` has."""
     device_at(host.device)  # refuses what counts no bytes
     # What is in a sharded module is whole only while that runs; in a compiled one nobody sees it.
     may_expand = not host.is_sharded and not any(map(compiler_of, host.model.modules()))
