@@ -364,6 +364,22 @@ class OfTwoKinds(Dropping):
         return x
 
 
+class OfAnother(Dropping):
+    """The layers are those of a module that is not called itself, as in OPT."""
+
+    def __init__(self, probability: float, draw: Callable[[], float | torch.Tensor]) -> None:
+        super().__init__(probability, draw)
+        self.inner = nn.Module()
+        self.inner.decoder = nn.Sequential(*self.layers)
+        del self.layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.inner.get_submodule("decoder").children():
+            if self.draw() >= self.probability:
+                x = layer(x)
+        return x
+
+
 DRAWS = pytest.mark.parametrize(
     "draw",
     [
@@ -404,13 +420,15 @@ def test_a_plan_holds_for_calls_that_leave_layers_out(
 
 
 @DRAWS
+@pytest.mark.parametrize("kind", [Dropping, OfAnother])
 def test_layers_that_no_call_ran_before_are_planned_as_that_call_drew(
+    kind: type[Dropping],
     draw: Callable[[], float | torch.Tensor],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(block_costs, "_MOST_TRIES", 0)
-    model, x = Dropping(0.3, draw), torch.randn(256, 16)
+    model, x = kind(0.3, draw), torch.randn(256, 16)
     ran = [layers_run(model, x, seed) for seed in range(40)]
     few, every = ran.index(4), ran.index(6)
     draws_anew(few)
@@ -419,7 +437,9 @@ def test_layers_that_no_call_ran_before_are_planned_as_that_call_drew(
     for seed in (every, few):
         draws_anew(seed)
         model(x)
-    assert "the next one is planned anew" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "ran 2 blocks that its plan does not have" in told
+    assert "the next one is planned anew" in told
     assert blocks_planned(model) == 6
 
 
@@ -432,8 +452,9 @@ def blocks_planned(model: nn.Module) -> int:
 def layers_run(model: Dropping, x: torch.Tensor, seed: int) -> int:
     ran: list[nn.Module] = []
     own = copy.deepcopy(model)
-    for layer in own.layers:
-        layer.register_forward_hook(lambda layer, *_: ran.append(layer))
+    for layer in own.modules():
+        if isinstance(layer, nn.Dropout):  # each has one
+            layer.register_forward_hook(lambda layer, *_: ran.append(layer))
     draws_anew(seed)
     own(x)
     return len(ran)

@@ -81,6 +81,15 @@ class DecidesByAValue(MovesItsInput):
         return super().forward(-x if x.sum() > 0 else x)
 
 
+class LeavesLayersOut(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(first())
+        for layer in self.layers:
+            if torch.rand(()) > 0.2:
+                x = layer(x)
+        return x
+
+
 def of_square(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
@@ -94,6 +103,7 @@ def of_square(output: torch.Tensor) -> torch.Tensor:
         (HasParametersOnTheHost, "graph"),
         (TrainsAStateOnTheHost, "blocks"),
         (DecidesByAValue, "blocks"),
+        (LeavesLayersOut, "blocks"),
     ],
 )
 def test_what_is_on_the_host_stays_there(kind: Callable[[], Layers], by: str, share: float) -> None:
