@@ -92,8 +92,8 @@ class BlockForward:
             shapes, then by numbers.
         known: Plans by the graphs of the blocks.
         peaks: The most bytes that a step took outside of these blocks when they were planned.
-        lists: The children of the lists that blocks are in, and of all modules around these, and
-            what torch.compile has made of them, when a plan was made last.
+        lists: The children of the lists that blocks are in, and of all modules around these, what
+            torch.compile has made of them, and forwards of their own, when a plan was made last.
         unreached: Paths of modules that no gradient of the loss reaches.
     """
 
@@ -155,15 +155,14 @@ class BlockForward:
 
     def open_entrances(self, model: nn.Module) -> None:
         """Let calls of the blocks that there are plans for be run by these, and others be seen."""
-        modules = dict(model.named_modules())
-        self.lists = {}
+        modules, around = dict(model.named_modules()), list[nn.Module]()
         for planned in self.known.values():
             blocks = planned.schedule.blocks
             for name in (*[stage.name for stage in blocks.stages], *blocks.uncalled):
                 if name in modules:  # the lists may have been others when that plan was made
                     open_entrance(modules[name])
-                for module in (modules[path] for path in modules_around(name) if path in modules):
-                    self.lists[module] = _children(module)
+                around += [modules[path] for path in modules_around(name) if path in modules]
+        self.lists = {module: _children(module) for module in around}
 
     def known_kind(self, call: Call) -> _Kind | None:
         """Return the kind of `call`, if it is known how such a call runs."""
@@ -357,11 +356,14 @@ def _numbers_of(call: Call) -> tuple[Hashable, ...]:
 
 
 def _children(module: nn.Module) -> tuple[object, ...]:
-    """Return the modules right inside of a module, and what torch.compile has made of them."""
+    """Return the modules right inside of a module, and what was put in the place of their calls."""
     children = tuple(module._modules.values())  # noqa: SLF001  # `children` leaves out doubles, slowly
-    return children + tuple(
-        [vars(child).get("_compiled_call_impl") for child in children if child is not None]
-    )
+    own = [vars(child) for child in children if child is not None]
+    return children + tuple([calls.get(name) for calls in own for name in _CALLS])
+
+
+_CALLS: Final = ("_compiled_call_impl", "forward")
+"""Attributes by which a module's calls may run something else than its class has."""
 
 
 def blocks_needed(call: Call, by: StageSource) -> str:

@@ -330,23 +330,6 @@ class Dropping(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    "draw", [random.random, lambda: torch.rand(())], ids=["Python's", "torch's"]
-)
-def test_layers_left_out_at_random(draw: Callable[[], float | torch.Tensor], seed: int) -> None:
-    """What is left out is drawn in every step, also between layers that draw themselves."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    model, x = Dropping(0.0, draw), torch.randn(32, 16)
-    chainstay.fit(model, (x,), budget="90%", loss=squares, repeats=1)
-    budget = shown(model).solution.peak_bytes  # of all layers
-    assert wrong_after_training(chainstay.unfit(model), x, "90%") == []
-    model.probability = 0.3
-    assert wrong_after_training(chainstay.unfit(model), x, budget) == []
-    assert isinstance(shown(model).plans[-1], PlannedBlocks)
-
-
 class OfTwoKinds(Dropping):
     """Layers of another kind follow those that are left out now and then."""
 
@@ -362,6 +345,26 @@ class OfTwoKinds(Dropping):
             if self.draw() >= self.probability:
                 x = layer(x)
         return x
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "draw", [random.random, lambda: torch.rand(())], ids=["Python's", "torch's"]
+)
+@pytest.mark.parametrize("kind", [Dropping, OfTwoKinds])
+def test_layers_left_out_at_random(
+    kind: type[Dropping], draw: Callable[[], float | torch.Tensor], seed: int
+) -> None:
+    """What is left out is drawn in every step, also between layers that draw themselves."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    model, x = kind(0.0, draw), torch.randn(32, 16)
+    chainstay.fit(model, (x,), budget="90%", loss=squares, repeats=1)
+    budget = shown(model).solution.peak_bytes  # of all layers
+    assert wrong_after_training(chainstay.unfit(model), x, "90%") == []
+    model.probability = 0.3
+    assert wrong_after_training(chainstay.unfit(model), x, budget) == []
+    assert isinstance(shown(model).plans[-1], PlannedBlocks)
 
 
 class OfAnother(Dropping):

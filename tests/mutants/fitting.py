@@ -283,9 +283,41 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "fitting/blocks.py",
-        'vars(child).get("_compiled_call_impl")',
-        "None",
+        '_CALLS: Final = ("_compiled_call_impl", "forward")',
+        '_CALLS: Final = ("forward",)',
         "agreement/test_fit_compiled_blocks.py::test_blocks_compiled_in_place_after_fit",
+    ),
+    Mutant(
+        "fitting/blocks.py",
+        '_CALLS: Final = ("_compiled_call_impl", "forward")',
+        '_CALLS: Final = ("_compiled_call_impl",)',
+        "agreement/test_fit_expanded_blocks.py::test_a_forward_put_around_that_of_a_planned_block[0]",
+    ),
+    Mutant(
+        "fitting/blocks.py",
+        "kind.is_outgrown, kind.random = True, before",
+        "kind.is_outgrown = True",
+        "agreement/test_fit_effects.py"
+        "::test_layers_that_no_call_ran_before_are_planned_as_that_call_drew",
+    ),
+    Mutant(
+        "runtime/measures/blocks/block_costs.py",
+        "if len(found.chain.stages) > len(around.chain.stages):",
+        "if False:",
+        "agreement/test_fit_effects.py::test_a_plan_holds_for_calls_that_leave_layers_out",
+    ),
+    Mutant(
+        "runtime/capture/blocks/sample.py",
+        "(call.name, *modules_around(call.name))",
+        "(call.name,)",
+        "agreement/test_fit_effects.py"
+        "::test_layers_that_no_call_ran_before_are_planned_as_that_call_drew",
+    ),
+    Mutant(
+        "runtime/execute/block_executor.py",
+        "            self._leave_out(index, given)\n",
+        "",
+        "agreement/test_fit_effects.py::test_a_plan_holds_for_calls_that_leave_layers_out",
     ),
     Mutant(
         "runtime/capture/values/constant_masks.py",
