@@ -315,8 +315,8 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/execute/block_executor.py",
-        "            self._leave_out(index, given)\n",
-        "",
+        "first + 1 if is_fixed else len(stages)",
+        "first + 1",
         "agreement/test_fit_effects.py::test_a_plan_holds_for_calls_that_leave_layers_out",
     ),
     Mutant(
