@@ -385,6 +385,9 @@ def test_a_forward_put_around_that_of_a_planned_block(index: int) -> None:
         with torch.no_grad():
             outputs.append(one(*sample.args))
     assert torch.equal(*outputs)
+    for one in (model, plain):
+        del one[index].forward
+    assert differences(seeded(model, sample), seeded(plain, sample)) == []
 
 
 def doubled(forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:

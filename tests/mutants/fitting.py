@@ -294,6 +294,12 @@ _EXTRACTION: Final = (
         "agreement/test_fit_expanded_blocks.py::test_a_forward_put_around_that_of_a_planned_block[0]",
     ),
     Mutant(
+        "runtime/capture/trials/model_forward.py",
+        "    vars(module).pop(STOOD_IN_FOR, None)  # of a stand-in that somebody has removed\n",
+        "",
+        "agreement/test_fit_expanded_blocks.py::test_a_forward_put_around_that_of_a_planned_block",
+    ),
+    Mutant(
         "fitting/blocks.py",
         "kind.is_outgrown, kind.random = True, before",
         "kind.is_outgrown = True",

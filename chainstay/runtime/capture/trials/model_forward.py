@@ -62,6 +62,7 @@ def stand_in_for(module: nn.Module, forward: Callable[..., Any]) -> None:
     own_method = own if isinstance(own, MethodType) and own.__self__ is module else None
     # By its name a bound method is found again when it is unpickled.
     forward.__name__ = "forward" if own_method is None else own_method.__name__
+    vars(module).pop(STOOD_IN_FOR, None)  # of a stand-in that somebody has removed
     if own is not None:
         vars(module)[STOOD_IN_FOR] = own  # in the module: a copy of it has one of its own there
     vars(module)["forward"] = MethodType(forward, module)
