@@ -74,7 +74,7 @@ class _Kind:
     planned: PlannedBlocks | None  # `None` if such calls run plainly
     looks: int = 1  # how often its blocks were looked for
     is_outgrown: bool = False  # a call has run blocks that the plan does not know
-    random: RandomNumbers | None = None  # before the call that outgrew the plan
+    random: RandomNumbers | None = None  # before the call that outgrew the plan, if known
     told: set[Hashable] = field(default_factory=set)  # blocks of calls that people were told of
     looked_at: set[Hashable] = field(default_factory=set)  # those that no plan has all the same
 
@@ -122,8 +122,9 @@ class BlockForward:
             return call()
         run = BlockRun(kind.planned.schedule)
         checked, around = not is_sharded(call.model), present_checkpoint()
-        may_plan = checked and kind.looks < _MOST_LOOKS
-        before = RandomNumbers.now(self.device) if may_plan else None
+        # Where the plan has all modules, no random numbers let a call run more of them.
+        may_grow = checked and bool(run.schedule.blocks.uncalled) and kind.looks < _MOST_LOOKS
+        before = RandomNumbers.now(self.device) if may_grow else None
 
         def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             try:
@@ -138,7 +139,7 @@ class BlockForward:
             output = call()
         run.end()
         if run.others or run.changed or not run.called:
-            self._outgrown(run, kind, before, is_new=is_new)
+            self._outgrown(call, run, kind, before, is_new=is_new)
         return output
 
     def use(self, planned: PlannedBlocks) -> None:
@@ -291,27 +292,27 @@ class BlockForward:
         return f"{self.reason}; some are expanded into the modules inside: {'; '.join(expanded)}"
 
     def _outgrown(
-        self, run: BlockRun, kind: _Kind, before: RandomNumbers | None, *, is_new: bool
+        self, call: Call, run: BlockRun, kind: _Kind, before: RandomNumbers | None, *, is_new: bool
     ) -> None:
         """A call has run blocks that its plan does not know, or not as they are now, or none.
 
-        Layers may have been left out at random (LayerDrop), so what is planned next is what this
-        call ran, from the generators' states `before` it; without these, nothing is planned.
+        Layers may have been left out at random (LayerDrop): with the generators' states `before`
+        this call, what is planned next is what it ran, and else what the next call runs.
         """
         blocks = tuple(run.called)
         is_unplanned = bool(run.others) or not blocks
         if is_new and is_unplanned and kind.random is None:
             kind.looked_at.add(blocks)
+        may_plan = kind.looks < _MOST_LOOKS and not is_sharded(call.model)
         others = [planned for planned in self.known.values() if planned is not kind.planned]
         known = [planned for planned in others if planned.schedule.blocks.includes(blocks)]
+        then = "others like it will, too"
         if known and run.others:
             kind.planned = max(known, key=lambda planned: len(planned.profile))
             then = "the next one goes by the plan for such calls"
-        elif before is not None and blocks not in kind.looked_at:
+        elif may_plan and blocks not in kind.looked_at:
             kind.is_outgrown, kind.random = True, before
             then = "the next one is planned anew"
-        else:
-            then = "others like it will, too"
         if is_unplanned and blocks not in kind.told and len(kind.told) <= _MOST_LOOKS:
             kind.told.add(blocks)
             unknown = f"{run.others} blocks that its plan does not have (or not for such tensors)"
